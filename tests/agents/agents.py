@@ -1,9 +1,11 @@
-"""The real agents as data: how each is started, and how a script of the fake model makes it run a command.
+"""Real agents as data: how each is started, and how a script of the fake model makes it run a command.
 
-What each needs to use that model at all, variables, files and words, is `FakeModel.env` and `.args`; the versions are
-in requirements/agents.json. Here is what a test wants beside: that the agent asks before it runs a command, that
-nothing is put between the command and the kernel (a sandbox would end the tool's children with the tool, and prove
-nothing), and the names of its tools.
+`FakeModel.env` and `.args` hold the variables, files and words that an agent needs to use the fake model.
+requirements/agents.json holds the versions. This module adds the needs of the tests:
+- the agent asks before it runs a command;
+- nothing stands between the command and the kernel, since a sandbox would end the tool's children with the tool and the
+  test would prove nothing;
+- the names of the agent's tools.
 """
 
 from __future__ import annotations
@@ -18,32 +20,35 @@ from typing import Any
 
 from banksman.testing.fake_model import FakeModel
 
-# Longer than any step: a command that is not to return is not given back to the model either.
+# Longer than any step: the agent does not give up a foreground command and return to the model.
 FOREGROUND_MILLISECONDS = 100_000
-# So soon after its start a command in the background is one, and the turn goes on.
+# A command that still runs after this time is in the background, and the turn continues.
 BACKGROUND_MILLISECONDS = 250
 
 
 @dataclass(frozen=True, slots=True)
 class RealAgent:
-    """One agent. `name` is that of its profile, and of its program among the installed ones."""
+    """A real agent.
+
+    `name`: the name of its profile and of its installed program.
+    """
 
     name: str
-    # The one by which it calls the model, as `Request.api` has it.
+    # The API by which it calls the model, as in `Request.api`.
     api: str
-    # Of its command line, after the program and before the words for the model.
+    # Words of its command line, after the program and before the words for the model.
     words: tuple[str, ...]
-    # The name of the tool that runs a command, and its input: for a command line, and whether it is to run on while the
-    # turn ends.
+    # Name of the tool that runs a command, and its input. `tool_input` takes the command line and whether the command
+    # keeps running after the turn.
     tool: str
     tool_input: Callable[[str, bool], dict[str, Any]]
-    # The permission mode in which it asks before it runs a command, where that is not how it starts.
+    # Permission mode in which the agent asks before it runs a command, unless that is its default.
     permission_mode: str | None = None
-    # It is a script, and Node.js is its program.
+    # The program is a script for Node.js.
     is_script: bool = False
-    # It prints its version when it is asked.
+    # The program can print its version.
     tells_version: bool = True
-    # What its tools refuse to run, in words, for whoever writes a command.
+    # Commands that its tools refuse to run, as a note for authors of tests.
     note: str = ""
 
     def is_installed(self) -> bool:
@@ -54,16 +59,16 @@ class RealAgent:
         return [*([node] if node else []), str(self._path())]
 
     def command(self, model: FakeModel) -> list[str]:
-        """The command line with which it uses this model."""
+        """Return the command line with which the agent uses this model."""
         return [*self.program(), *self.words, *model.args(self.name)]
 
     def env(self, model: FakeModel, home: Path) -> dict[str, str]:
-        """All that it gets. Nothing of this machine's own: no key, no address, no setting."""
+        """Return the whole environment of the agent, without any key, address or setting of this machine."""
         home.mkdir(parents=True, exist_ok=True)
         return model.env(home, self.name)
 
     def run(self, command: str, *, is_background: bool = False) -> str:
-        """The line of a prompt that makes it run a command."""
+        """Return the line of a prompt that makes the agent run a command."""
         return f"@@tool {self.tool} {json.dumps(self.tool_input(command, is_background))}"
 
     def _path(self) -> Path:
@@ -75,7 +80,7 @@ def _claude(command: str, is_background: bool) -> dict[str, Any]:
 
 
 def _codex(command: str, is_background: bool) -> dict[str, Any]:
-    # It has no background of its own: what has not ended by then runs on.
+    # The tool has no background mode: a command that has not ended by then keeps running.
     wait = BACKGROUND_MILLISECONDS if is_background else FOREGROUND_MILLISECONDS
     return {"cmd": command, "yield_time_ms": wait}
 
@@ -85,7 +90,7 @@ def _gemini(command: str, is_background: bool) -> dict[str, Any]:
 
 
 def _opencode(command: str, is_background: bool) -> dict[str, Any]:
-    # The shell's own background. Without its output: the tool would wait for the end of that.
+    # The shell's `&`, with the output redirected: otherwise the tool waits for the end of the output.
     return {"command": f"{command} >/dev/null 2>&1 </dev/null &" if is_background else command}
 
 
@@ -98,11 +103,11 @@ AGENTS = {
         RealAgent(
             "codex",
             "responses",
-            # Without plugins: it would look for some in the network, and for as long not end.
+            # Without plugins: Codex would search the network for some, and not exit until the search ends.
             ("app-server", "--disable", "plugins", *UNSANDBOXED),
             "exec_command",
             _codex,
-            # In the word for a thread. As a setting this version refuses it.
+            # As a word of the thread. This version refuses it as a setting.
             permission_mode="untrusted",
         ),
         RealAgent(

@@ -1,4 +1,4 @@
-"""One step on Banksman: what the steps do with a host, and how they see what came of it."""
+"""Helpers of the steps on Banksman: actions on a host, and checks of their results."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from banksman.sessions.questions import Question
 
 
 class Case:
-    """One step on Banksman: a host, and what the steps do with it."""
+    """One step on Banksman, with its host and its ground."""
 
     def __init__(self, host: Host, ground: Ground) -> None:
         self.host = host
         self.ground = ground
 
     async def open(self, **how: Any) -> Session:
-        """A session with the real agent, which gets this environment and nothing else."""
+        """Open a session with the real agent, which gets this environment and nothing else."""
         settings: dict[str, Any] = {"command": [self.ground.claude], "on_question": allow, **how}
         return await self.host.open(
             "claude", cwd=self.ground.work, env=self.ground.env(), inherit_env=False, **settings
         )
 
     async def begin(self, **how: Any) -> Session:
-        """The same, after its first turn, in which the tool was started: from here on it runs."""
+        """Open a session and run its first turn, which starts the tool. The tool runs from then on."""
         session = await self.open(**how)
         done(await answer(session, f"{self.ground.tool()}\n@@text the tool runs"), "the tool runs")
         await self.wait_tool()
@@ -45,13 +45,13 @@ class Case:
         self.ground.check_tool(name)
 
     async def in_tool(self, session: Session, name: str, after: str = "", **how: Any) -> Turn:
-        """A turn that is in a tool of its own, in the foreground, which has the three children too."""
+        """Start a turn that runs another tool in the foreground. That tool has the three children too."""
         turn = await session.ask(f"{self.ground.tool(name, is_background=False)}\n@@text {after or 'after it'}", **how)
         await self.wait_tool(name)
         return turn
 
     async def called(self, number: int) -> None:
-        """Until the model has been called so many times more than now."""
+        """Wait until the model has received `number` calls."""
         await asyncio.to_thread(self.ground.wait_play, number)
 
 
@@ -61,19 +61,18 @@ def allow(question: Question) -> str:
 
 
 async def answer(session: Session, prompt: str, **how: Any) -> Outcome:
-    """Ask, and wait for the outcome."""
     turn = await session.ask(prompt, **how)
     return await turn.outcome()
 
 
 def done(outcome: Outcome, text: str) -> None:
-    """It is done, with this answer and no other."""
+    """Check that the outcome is done, with exactly this answer."""
     assert outcome.kind is Outcome.DONE, outcome.error
     assert outcome.text == text
 
 
 async def interrupted(turn: Turn, kind: Kind = Outcome.INTERRUPTED) -> Outcome:
-    """Interrupt, and be sure that it did that."""
+    """Interrupt the turn and check the receipt and the outcome."""
     receipt = await turn.interrupt()
     assert receipt.stopped
     outcome = await turn.outcome()
@@ -82,24 +81,24 @@ async def interrupted(turn: Turn, kind: Kind = Outcome.INTERRUPTED) -> Outcome:
 
 
 async def goes_on(session: Session) -> None:
-    """Whatever was done to the session, it answers the next ask, with what was asked for and nothing else."""
+    """Check that the session answers its next ask with exactly the scripted text."""
     done(await answer(session, "@@text and on it goes"), "and on it goes")
 
 
 async def exists(path: Path) -> None:
-    """Until a file is there. Its maker tells nobody, so it is looked for again and again."""
+    """Wait until a file exists. Its writer sends no event, so this polls."""
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         while not path.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 async def events(session: Session, turn: Turn) -> list[Event]:
-    """What the log has of a turn."""
+    """Return the events of a turn."""
     return [event async for event in session.events() if event.turn == turn.id]
 
 
 async def logged(session: Session, turn: Turn, kind: str, text: str = "") -> None:
-    """Until the log has an event of this kind in a turn, with this text in it."""
+    """Wait until the log has an event of this kind in a turn, with this text in it."""
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         async for event in session.follow():
             if (event.turn, event.kind) == (turn.id, kind) and text.encode() in event.data:

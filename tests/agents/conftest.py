@@ -1,7 +1,7 @@
-"""What the tests with a real agent need, and the table that they end with.
+"""Fixtures of the tests with real agents, and the tables that the run prints at its end.
 
-They are collected only where `tools/agents.py run` has made a place for them (`make test-agents`): a network namespace
-that holds loopback alone. An agent that is started anywhere else could reach somebody.
+pytest collects these tests only in the place that `tools/agents.py run` makes (`make test-agents`): a network namespace
+with only the loopback interface. Elsewhere a started agent could reach the network.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import pytest
 from tests.agents.agents import AGENTS, RealAgent
 
 IS_PLACE_MADE = "BANKSMAN_AGENTS" in os.environ
-# So `make test`, and pytest by hand, leave this folder alone.
+# So `make test` and a plain pytest ignore this folder.
 collect_ignore_glob = [] if IS_PLACE_MADE else ["test_*.py"]
 
-# Whose asserts tell what they saw, as those of a test do.
+# Rewrite the asserts of these helpers, so that they show their values as those of a test do.
 pytest.register_assert_rewrite(*(f"tests.agents.{name}" for name in ("case", "ground", "matrix", "plain", "steps")))
 
-# The name under which a test reports its row: the report travels from a worker to whoever prints.
+# Name of the property under which a test reports its row. The report travels from a worker to the process that prints.
 ROW = "row of the table"
 # The same for the table of all agents.
 CELL = "cell of the matrix"
-# Where the page that is made from the matrix is to be written, if it is.
+# Variable with the path of the page that is generated from the matrix, if it is set.
 PAGE = "BANKSMAN_CONFORMANCE"
 
 
 @pytest.fixture(scope="session")
 def real_agent() -> Callable[[str], RealAgent]:
-    """Gives a real agent by its name, and only where it can reach nobody."""
-    # Not above: this file is read wherever tests are collected, and the tools are part of a checkout only.
+    """Return a function that gives a real agent by its name, only without a network."""
+    # Import here: pytest reads this file in every collection, and the tools exist only in a checkout.
     from tools.agents import interfaces_up
 
     assert interfaces_up() == {"lo"}, "a real agent is started only in a network namespace that holds loopback alone"
 
     def give(name: str) -> RealAgent:
         agent = AGENTS[name]
-        # tools/agents.py has said so loudly, and in CI has failed.
+        # tools/agents.py has reported this already, and fails in CI.
         if not agent.is_installed():
             pytest.skip(f"{name} is not for this machine")
         return agent
@@ -49,18 +49,18 @@ def real_agent() -> Callable[[str], RealAgent]:
 
 @pytest.fixture(scope="session")
 def claude(real_agent: Callable[[str], RealAgent]) -> str:
-    """The path of the one that each of these tests can do with."""
+    """Path of the agent that these tests use."""
     (path,) = real_agent("claude").program()
     return path
 
 
 def pytest_report_header() -> str | None:
-    """For whoever names this folder by hand, and would see only that there are no tests."""
+    """Explain the missing tests to a user who names this folder by hand."""
     return None if IS_PLACE_MADE else "the tests with a real agent are run by `make test-agents`, and only by that"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # Not above: what they import holds assertions, and pytest rewrites only what it has not met before.
+    # Import here: these modules hold assertions, and pytest rewrites only modules that are not yet imported.
     from tests.agents.matrix import page
     from tests.agents.matrix import table as matrix
 
@@ -75,7 +75,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
     if cells and PAGE in os.environ:
         path = Path(os.environ[PAGE])
-        # A page with holes would be taken for one that tells all.
+        # A page with holes would look complete.
         if matrix.is_whole(cells):
             path.write_text(page.text(cells), encoding="utf-8")
             terminalreporter.write_line(f"{path} is written from this run")
@@ -84,7 +84,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def reported(terminalreporter: pytest.TerminalReporter, wanted: str) -> list[dict[str, Any]]:
-    """What the tests have told under a name."""
+    """Return the values that the tests reported under a name."""
     return [
         value
         for reports in terminalreporter.stats.values()
@@ -95,7 +95,7 @@ def reported(terminalreporter: pytest.TerminalReporter, wanted: str) -> list[dic
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """One line a step: how it went on Banksman, and on plain subprocess and killpg."""
+    """Return one line per step: the results on Banksman, and on plain subprocess with killpg."""
     heads = ("step", "banksman: s", "outcome", "left", "plain: s", "outcome", "left")
     cells = [heads, *(cells_of(row) for row in rows)]
     cells.append(("left in all", "", "", left_in_all(rows, "banksman"), "", "", left_in_all(rows, "plain")))
@@ -117,19 +117,19 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 def left_in_all(rows: list[dict[str, Any]], side: str) -> str:
     known = [row[side]["left"] for row in rows if side in row]
-    # A step that failed before it was counted may have left anything.
+    # A step that failed before the count may have left processes.
     return f"{sum(known)}{'?' * (len(known) < len(rows))}"
 
 
 def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
     cells: list[str] = [row["step"]]
     for side in ("banksman", "plain"):
-        # A side that failed has no line of its own, and its test says why.
+        # A failed side reports no values. Its test gives the reason.
         told = row.get(side)
         cells += [f"{told['seconds']:.1f}", told["outcome"], str(told["left"])] if told else ["", "FAILED", "?"]
     return tuple(cells)
 
 
 def pad(text: str, width: int, column: int) -> str:
-    """Numbers to the right."""
+    """Align numbers to the right."""
     return text.rjust(width) if column in (1, 3, 4, 6) else text.ljust(width)

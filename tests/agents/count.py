@@ -1,9 +1,9 @@
-"""Print what is alive of a step, at a time: `python -I -S count.py MARK AT`. Knows nothing of Banksman.
+"""Print the live processes of a step at a given time: `python -I -S count.py MARK AT`.
 
-Whatever has MARK in its argv or in its environment was started in that step: the agent and its shells have it in the
-one, its tools in both. AT is a moment of the machine's monotonic clock, which is the same in every process; before it
-nothing is looked at. Each line is a pid, a space, and the beginning of a command line. Zombies have neither, so what is
-printed is alive.
+This program imports nothing of Banksman. Every process of the step has MARK in its argv or in its environment: the
+agent and its shells in the environment, its tools in both. AT is a time of the machine's monotonic clock, which is the
+same in every process. The program looks only after that time. Each line is a pid, a space and the start of a command
+line. A zombie has neither argv nor environment, so every printed process is alive.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ SHOWN_CHARACTERS = 120
 
 
 def marked(mark: str) -> dict[int, str]:
-    """The living processes of a step, but for the one that asks, and the beginnings of their command lines."""
+    """Return the live processes of a step, without this process, and the start of each command line."""
     found: dict[int, str] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             try:
                 argv, environment = read(entry, "cmdline"), read(entry, "environ")
             except OSError:
-                continue  # It went while we looked.
+                continue  # The process exited during the look.
             if mark.encode() in argv + b"\0" + environment:
                 words = argv.replace(b"\0", b" ").decode(errors="replace").split()
                 found[int(entry)] = " ".join(words)[:SHOWN_CHARACTERS]
@@ -36,7 +36,7 @@ def read(pid: str, name: str) -> bytes:
 
 
 def main(mark: str, at: str) -> None:
-    # The one sleep of these tests: "so long after the close" is what is measured.
+    # The one sleep of these tests: they measure this time after the close.
     time.sleep(max(0.0, float(at) - time.monotonic()))
     for pid, words in sorted(marked(mark).items()):
         print(pid, words)

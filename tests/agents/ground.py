@@ -1,7 +1,6 @@
-"""What one side of a step stands on: a folder, a model, the agent, the tool that must not be left behind, the count.
+"""Ground of one side of a step: folder, model, agent, the tool that must not be left behind, and the count.
 
-Both sides have the same ground, and neither shares its own with the other: what the one leaves cannot be taken for the
-other's.
+Both sides have equal grounds and share nothing. So a process that one side leaves cannot count for the other.
 """
 
 from __future__ import annotations
@@ -28,21 +27,25 @@ from banksman.testing.fake_model import FakeModel, Request
 T = TypeVar("T")
 
 HERE = Path(__file__).parent
-# For every single wait. An agent starts in half a second, and in six if eight are started at once on two cores.
+# Limit for every single wait. An agent starts in half a second, and in six if eight start at the same time on two
+# cores.
 WAIT_SECONDS_MAX = 90.0
-# What was only slow to go has gone by then: what is left two seconds after the close, is left.
+# A process that is only slow to exit is gone by then. A process that is left two seconds after the close stays.
 COUNT_AFTER_SECONDS = 2.0
 COUNT_SECONDS_MAX = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """One side of one step. `folder` is its own, and holds the agent's home, its temporary files and its work."""
+    """One side of one step.
+
+    `folder`: belongs to this side and holds the agent's home, its temporary files and its work.
+    """
 
     folder: Path
     claude: str
     model: FakeModel
-    # In the environment of the agent, and so of all that it starts.
+    # Set in the environment of the agent, and so of every process that it starts.
     mark: str = field(default_factory=lambda: f"step-{uuid.uuid4().hex}")
 
     @property
@@ -56,18 +59,18 @@ class Ground:
 
     # -- the agent ---------------------------------------------------------------------------------------------------
     def env(self) -> dict[str, str]:
-        """All that the agent gets. Nothing of this machine's own: no key, no address, no setting."""
+        """Return the whole environment of the agent, without any key, address or setting of this machine."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         return {**self.model.env(home), "BANKSMAN_STEP": self.mark}
 
     def fake_agent(self) -> list[str]:
-        """The command of the stand-in, with the tool beside it from its start."""
+        """Return the command of the stand-in agent, with the tool beside it from its start."""
         return [*self._tool("tool"), *fake_agent.command()]
 
     # -- the tool ----------------------------------------------------------------------------------------------------
     def tool(self, name: str = "tool", *, is_background: bool = True) -> str:
-        """The line of a prompt that makes the agent run the tool."""
+        """Return the line of a prompt that makes the agent run the tool."""
         command = " ".join(self._tool(name))
         return bash(command, run_in_background=is_background)
 
@@ -79,10 +82,10 @@ class Ground:
 
     @contextlib.contextmanager
     def gate(self) -> Generator[Gate]:
-        """A Bash tool in the foreground that ends when it is told to."""
+        """Yield a foreground Bash command that ends when the test opens the gate."""
         fifo = self.path("gate")
         os.mkfifo(fifo)
-        # For reading too: then neither our open nor the tool's waits for the other.
+        # Open for reading too: then neither this open nor the tool's blocks.
         fd = os.open(fifo, os.O_RDWR)
         try:
             reached = self.path("gate-reached")
@@ -91,7 +94,7 @@ class Ground:
             os.close(fd)
 
     def check_tool(self, name: str = "tool") -> None:
-        """The tool stands, with its three children: a step without it would show nothing."""
+        """Check that the tool and its three children live. Without them a step would prove nothing."""
         pids: dict[str, int] = json.loads(self.path(name).read_text())
         assert set(pids) == {"tool", "plain", "setsid", "term_proof"}
         gone = {kind: pid for kind, pid in pids.items() if pid not in count.marked(self.mark)}
@@ -99,31 +102,34 @@ class Ground:
 
     # -- the model ---------------------------------------------------------------------------------------------------
     def plays(self) -> list[Request]:
-        """The model calls of turns, in order. Side calls play nothing, and are not among them."""
+        """Return the model calls of turns, in order. Side calls play nothing and are left out."""
         return [request for request in self.model.requests if request.play is not None]
 
     def wait_play(self, number: int) -> Request:
-        """Block until the model has been called so often, and give that call."""
+        """Block until the model has received `number` calls, and return that call."""
         return self.model.wait_request(number, WAIT_SECONDS_MAX)
 
     # -- the count ---------------------------------------------------------------------------------------------------
     def start_count(self, *, after_seconds: float = COUNT_AFTER_SECONDS) -> Count:
-        """Let another process look what is left of this side, so long from now."""
+        """Start another process that counts the processes of this side after `after_seconds`."""
         return Count(self.mark, time.monotonic() + after_seconds)
 
     def clean_up(self) -> None:
-        """End what is left, one by one, each only while it has the mark."""
+        """Kill the remaining processes one by one, each only while it has the mark."""
         end = time.monotonic() + COUNT_SECONDS_MAX
         while (left := count.marked(self.mark)) and time.monotonic() < end:
             for pid in left:
                 kill_marked(pid, self.mark)
-            time.sleep(0.01)  # They are nobody's children that could be waited for.
+            time.sleep(0.01)  # They are not children of this process, so it cannot wait for them.
         assert not left, f"cannot be ended: {left}"
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """`line` of a prompt runs the tool, which makes the file `reached` and then waits for `open`."""
+    """A command that blocks in the agent's tool.
+
+    `line`: the line of a prompt that runs it. The command makes the file `reached` and then waits for `open`.
+    """
 
     line: str
     reached: Path
@@ -134,7 +140,7 @@ class Gate:
 
 
 class Count:
-    """A look at what is left of one side, taken by a process that knows nothing of Banksman."""
+    """Count of the processes of one side, taken by a process that imports nothing of Banksman."""
 
     def __init__(self, mark: str, at: float) -> None:
         self._process = subprocess.Popen(
@@ -142,7 +148,7 @@ class Count:
         )
 
     def result(self) -> dict[int, str]:
-        """What was left then: pids, and the beginnings of their command lines."""
+        """Return the pids that were left, and the start of each command line."""
         said, _ = self._process.communicate(timeout=COUNT_SECONDS_MAX)
         assert self._process.returncode == 0
         lines = (line.partition(" ") for line in said.splitlines())
@@ -150,7 +156,10 @@ class Count:
 
 
 def kill_marked(pid: int, mark: str) -> None:
-    """KILL, by a pidfd: what has the mark while we hold the fd is what the signal reaches."""
+    """Kill a process by a pidfd.
+
+    The mark is checked while the pidfd is open, so the signal can reach only that process.
+    """
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -159,23 +168,23 @@ def kill_marked(pid: int, mark: str) -> None:
         if pid in count.marked(mark):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # It went by itself.
+        pass  # It exited on its way.
     finally:
         os.close(fd)
 
 
 def bash(command: str, **more: Any) -> str:
-    """The line of a prompt that makes the agent call its Bash tool."""
+    """Return the line of a prompt that makes the agent call its Bash tool."""
     return "@@tool Bash " + json.dumps({"command": command, "description": "A step of a test", **more})
 
 
 def messages(request: Request) -> str:
-    """The conversation that a model call carries, as one text to look into."""
+    """Return the conversation of a model call as one text to search."""
     return json.dumps(request.body["messages"])
 
 
 def wait(find: Callable[[], T | None], what: str) -> T:
-    """Block until something can be found whose maker tells nobody: a file, a line in a list."""
+    """Block until `find` returns a result, such as a file or a line whose writer sends no event."""
     end = time.monotonic() + WAIT_SECONDS_MAX
     while not (found := find()):
         assert time.monotonic() < end, f"waited {WAIT_SECONDS_MAX:g} s for {what}"
@@ -184,5 +193,5 @@ def wait(find: Callable[[], T | None], what: str) -> T:
 
 
 def remove(folder: Path) -> None:
-    """Each home of an agent holds some megabytes."""
+    """Remove the folder: each home of an agent holds some megabytes."""
     shutil.rmtree(folder, ignore_errors=True)

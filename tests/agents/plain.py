@@ -1,6 +1,8 @@
-"""The rival: what one writes first. `subprocess.Popen` in a session of its own, a thread that reads lines, the frames
-by hand, and `killpg(SIGKILL)` at the end. It is not written to fail: it answers questions, matches results, has
-deadlines. What it lacks is what it cannot have: the agent's tools are in sessions of their own.
+"""Rival for Claude Code: the first version that a programmer writes.
+
+It is `subprocess.Popen` in a new session, a thread that reads lines, hand-written frames, and `killpg(SIGKILL)` at the
+end. It is not written to fail: it answers questions, matches results and has deadlines. Its gap is in the design: the
+agent's tools run in other sessions, which `killpg` does not reach.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def always(_: str) -> str:
 
 
 class PlainAgent:
-    """One process of the agent, and all that it has said."""
+    """One process of the agent, and every frame that it has sent."""
 
     def __init__(
         self, ground: Ground, *, command: Sequence[str] = (), resume: str | None = None, judge: Judge = always
@@ -40,9 +42,9 @@ class PlainAgent:
         self.questions: list[Frame] = []
         self.frames: list[Frame] = []
         self._is_over = False
-        # Protects `frames`, `questions` and `_is_over`, which the reader writes. Nothing is called while it is held.
+        # Protects `frames`, `questions` and `_is_over`, which the reader writes. The holder calls nothing.
         self._news = threading.Condition()
-        # Protects stdin: the reader answers questions while a step asks. Only writes are made while it is held.
+        # Protects stdin: the reader answers questions while a step asks. The holder only writes.
         self._stdin = threading.Lock()
         self.process = subprocess.Popen(
             [*(command or [ground.claude]), *STREAM_JSON, *([f"--resume={resume}"] if resume else [])],
@@ -56,9 +58,9 @@ class PlainAgent:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    # -- saying ------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
     def ask(self, prompt: str) -> str:
-        """Send a prompt, and return the name under which the agent reports on it."""
+        """Send a prompt, and return the id under which the agent reports on it."""
         ref = str(uuid.uuid4())
         message = {"role": "user", "content": prompt}
         self._send({"type": "user", "message": message, "parent_tool_use_id": None, "session_id": "", "uuid": ref})
@@ -79,9 +81,9 @@ class PlainAgent:
             self.process.stdin.write(json.dumps(frame).encode() + b"\n")
             self.process.stdin.flush()
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
     def wait(self, is_wanted: Callable[[Frame], bool], what: str, after: int = 0) -> Frame:
-        """The first frame of which this is so. Blocks."""
+        """Block until a frame satisfies `is_wanted`, and return it."""
         end = time.monotonic() + WAIT_SECONDS_MAX
         with self._news:
             while True:
@@ -93,7 +95,7 @@ class PlainAgent:
                 assert self._news.wait(end - time.monotonic()), f"waited {WAIT_SECONDS_MAX:g} s for {what}"
 
     def result(self, ref: str) -> Frame:
-        """The result that names a prompt; several prompts may share one."""
+        """Return the result that names a prompt. Several prompts may share a result."""
         return self.wait(lambda frame: frame["type"] == "result" and ref in refs(frame), "a result")
 
     def answer(self, prompt: str) -> Frame:
@@ -103,7 +105,7 @@ class PlainAgent:
         self.wait(lambda frame: frame["type"] == "stream_event" and text in json.dumps(frame), f"{text!r}")
 
     def wait_question(self) -> None:
-        """Until there is a question that the judge has no answer to."""
+        """Wait for a question that the judge has no answer to."""
         self.wait(lambda frame: frame["type"] == "control_request" and frame in self.questions, "a question")
 
     def results(self) -> list[Frame]:
@@ -139,19 +141,22 @@ class PlainAgent:
         try:
             self._send({"type": "control_response", "response": response})
         except BrokenPipeError:
-            pass  # It was killed while it asked.
+            pass  # The agent was killed while it asked.
 
     # -- ending ------------------------------------------------------------------------------------------------------
     def kill(self) -> None:
-        """The end that one writes first, and that is taken for the surest one."""
+        """Kill the process group: the first attempt of most programmers, and often believed to be complete."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # A step has killed it, and waited for it.
+            pass  # A step has killed it and waited for it.
         self.process.wait(WAIT_SECONDS_MAX)
 
     def close(self) -> None:
-        """Let go of the pipes. Only when nothing is left: who lives on may hold the other end, and we would wait."""
+        """Close the pipes, after every process of the agent is gone.
+
+        A survivor may hold the other end, and then the reader would block.
+        """
         self._reader.join(WAIT_SECONDS_MAX)
         assert not self._reader.is_alive(), "somebody still holds the agent's stdout"
         for pipe in (self.process.stdin, self.process.stdout):
@@ -159,7 +164,7 @@ class PlainAgent:
             try:
                 pipe.close()
             except BrokenPipeError:
-                pass  # Something was left to be written.
+                pass  # The buffer still held bytes to write.
 
 
 class Rival(Protocol):
@@ -175,7 +180,7 @@ RivalT = TypeVar("RivalT", bound=Rival)
 
 
 class PlainCase(Generic[GroundT, RivalT]):
-    """One step on the rival. It knows every agent it started, and ends their groups."""
+    """One step on the rival. It records every agent that it started, and kills their groups."""
 
     def __init__(self, ground: GroundT) -> None:
         self.ground = ground
@@ -190,7 +195,7 @@ class PlainCase(Generic[GroundT, RivalT]):
         self.ground.check_tool(name)
 
     def in_tool(self, rival: RivalT, name: str) -> str:
-        """A prompt whose turn is in a tool of its own, in the foreground."""
+        """Start a turn that runs a tool in the foreground, and return the reference of its prompt."""
         ref = rival.ask(f"{self.ground.tool(name, is_background=False)}\n@@text after it")
         self.wait_tool(name)
         return ref
@@ -205,12 +210,12 @@ class PlainCase(Generic[GroundT, RivalT]):
 
 
 def refs(result: Frame) -> list[str]:
-    """The prompts that a result names."""
+    """Return the prompts that a result names."""
     return result.get("user_message_uuids") or [result.get("user_message_uuid") or ""]
 
 
 def begin_by_its_own_cli(ground: Ground) -> str:
-    """A conversation begun by hand, as in a terminal; what it is called."""
+    """Begin a conversation by the agent's own CLI, as in a terminal, and return its id."""
     done = subprocess.run(
         [ground.claude, "--print", "--output-format=json", "@@text begun by hand"],
         cwd=ground.work,

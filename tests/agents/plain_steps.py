@@ -1,7 +1,8 @@
-"""The same steps, on the rival: plain `subprocess` and `killpg`. Each returns a word for the table and leaves the agent
-as it is; who runs it kills the groups, and counts what is left.
+"""Steps with Claude Code on the rival: plain `subprocess` and `killpg`.
 
-Where Banksman's step asserts, this one only looks: what comes out of it is the row's other half.
+Each step returns a word for the table and leaves the agent running. The runner kills the groups and counts the
+remaining processes. Where the step on Banksman asserts, this one only observes. Its result is the other half of the
+row.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class ClaudeCase(PlainCase[Ground, PlainAgent]):
         return self.keep(PlainAgent(self.ground, command=command, resume=resume, judge=judge))
 
     def begin(self, *, resume: str | None = None, judge: Judge = always) -> PlainAgent:
-        """An agent after its first turn, in which the tool was started: from here on it runs."""
+        """Start an agent and run its first turn, which starts the tool. The tool runs from then on."""
         agent = self.open(resume=resume, judge=judge)
         agent.answer(f"{self.ground.tool()}\n@@text the tool runs")
         self.wait_tool()
@@ -37,12 +38,12 @@ class ClaudeCase(PlainCase[Ground, PlainAgent]):
         return agent
 
     def touch(self) -> str:
-        """The line of a prompt that makes the agent ask whether it may make a file."""
+        """Return the line of a prompt that makes the agent ask for permission to create a file."""
         return bash(f"touch {self.ground.path('made')}")
 
 
 def word(result: Frame) -> str:
-    """How a result says that the turn went."""
+    """Return the end of the turn in the words of a result."""
     if not result["is_error"]:
         return "success"
     return str(result.get("terminal_reason") or result["subtype"])
@@ -98,7 +99,7 @@ def huge_tool_result(case: ClaudeCase) -> str:
 
 # -- interrupts ------------------------------------------------------------------------------------------------------
 def interrupted_early(agent: PlainAgent) -> str:
-    """Prompt and interrupt in one breath, then whichever comes: the turn's end, or more of what was to be stopped."""
+    """Send a prompt and an interrupt together, then wait for the end of the turn or for more of its text."""
     after = len(agent.frames)
     ref = agent.ask("@@slow 400 0.05")
     agent.interrupt()
@@ -191,7 +192,7 @@ def hangs(case: ClaudeCase) -> str:
 
 @step("model: hangs, by the clock")
 def hangs_too_long(case: ClaudeCase) -> str:
-    """It has no clock but the one that kills."""
+    """The rival has no timeout except the one that kills."""
     agent = case.begin()
     before = len(case.ground.plays())
     agent.ask("@@hang")
@@ -199,7 +200,7 @@ def hangs_too_long(case: ClaudeCase) -> str:
     return "killed"
 
 
-# -- several who want the same ---------------------------------------------------------------------------------------
+# -- conflicting callers ---------------------------------------------------------------------------------------------
 @step("urgent ask while a tool runs")
 def preemption(case: ClaudeCase) -> str:
     agent = case.begin()
@@ -216,7 +217,7 @@ def fight(case: ClaudeCase) -> str:
     return f"both: {', '.join(words)}"
 
 
-# -- agents that come and go -----------------------------------------------------------------------------------------
+# -- processes that end and start ------------------------------------------------------------------------------------
 @step("SIGKILL, then resumed")
 def killed(case: ClaudeCase) -> str:
     agent = case.begin()

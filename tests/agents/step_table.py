@@ -1,4 +1,4 @@
-"""The steps of one side, by the name that each has in the table and on the other side."""
+"""Register the steps of one side by the name that they have in the table and on the other side."""
 
 from __future__ import annotations
 

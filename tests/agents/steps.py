@@ -1,8 +1,10 @@
-"""The steps, on Banksman. Each drives the real agent (or the stand-in, where it says so) to one awkward place, sees how
-Banksman gets out of it, and returns a word for the table. Who runs it closes the host, and counts what is left.
+"""Steps with Claude Code on Banksman, each in one difficult situation.
 
-In every step a tool runs in the background from the first turn on; what it leaves is in `tool.py`. So a step that ends
-with nothing left has ended that too.
+Each step drives the real agent, or the stand-in where its name says so. It checks how Banksman handles the situation
+and returns a word for the table. The runner closes the host and counts the remaining processes.
+
+In every step a tool runs in the background from the first turn on; `tool.py` lists its children. So a step that leaves
+no process has ended these too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from banksman.core.session import event as kinds
 from banksman.sessions.questions import Question
 
 MIB = 1 << 20
-# Beyond what Banksman keeps of a frame (32 MiB), within what the stand-in can say.
+# More than Banksman keeps of a frame (32 MiB), and within the limit of the stand-in.
 HUGE_BYTES = 40 * MIB
 BIG_BYTES = 3_000_000
 
@@ -50,7 +52,7 @@ async def one_turn(case: Case) -> str:
     turn = await session.ask("@@think so, so\n@@text hello")
     outcome = await turn.outcome()
     done(outcome, "hello")
-    # It is the agent's turn that ended, and not something that looks like it: it has told what it cost.
+    # The cost proves that the agent's own turn ended, and not a similar frame.
     assert outcome.usage
     assert outcome.cost is not None
     return "done"
@@ -58,7 +60,10 @@ async def one_turn(case: Case) -> str:
 
 @step("second message into a turn")
 async def second_message(case: Case) -> str:
-    """The agent merges what it is sent while busy: there is one result for two prompts. Each has its outcome."""
+    """The agent merges a message that arrives while it is busy: two prompts get one result.
+
+    Each ask has its outcome.
+    """
     session = await case.begin()
     with case.ground.gate() as gate:
         first = await session.ask(f"{gate.line}\n@@text first")
@@ -87,7 +92,7 @@ async def big_frame(case: Case) -> str:
 async def huge_result(case: Case) -> str:
     session = await case.begin_with_stand_in()
     outcome = await answer(session, f"@@huge_result {HUGE_BYTES}")
-    # The boundary is known by its head, so the turn is over; but what it says was not kept, and that is no success.
+    # The boundary is recognised by its head, so the turn is over. Its content was not kept, so the turn has failed.
     assert outcome.kind is Outcome.FAILED
     assert session.status().counters["spilled"] == 1
     done(await answer(session, "@@say and on it goes"), "and on it goes")
@@ -107,7 +112,7 @@ async def huge_tool_result(case: Case) -> str:
 # -- interrupts ------------------------------------------------------------------------------------------------------
 @step("interrupt before the start")
 async def interrupt_before_start(case: Case) -> str:
-    """The very first ask, to a process that cannot hear it yet. Not a byte of it is sent."""
+    """The first ask, to a process that cannot read it yet. Not a byte of it is sent."""
     session = await case.open()
     turn = await session.ask("@@slow 400 0.05")
     await logged(session, turn, kinds.TURN_QUEUED)
@@ -120,7 +125,7 @@ async def interrupt_before_start(case: Case) -> str:
 
 @step("interrupt before init")
 async def interrupt_before_init(case: Case) -> str:
-    """The agent acknowledges an interrupt that comes before its init, and goes on all the same."""
+    """The agent acknowledges an interrupt that comes before its init, and continues all the same."""
     session = await case.begin()
     turn = await session.ask("@@slow 400 0.05")
     await logged(session, turn, kinds.TURN_STARTED)
@@ -138,9 +143,9 @@ async def interrupt_in_stream(case: Case) -> str:
     turn = await session.ask("@@slow 400 0.05")
     await logged(session, turn, kinds.UPDATE, "tick5 ")
     outcome = await interrupted(turn)
-    # What was said until then is not lost.
+    # The text up to the interrupt is not lost.
     assert (outcome.text or "").startswith("tick1 tick2 tick3 tick4 tick5 ")
-    # And the model is no longer paid for.
+    # The model call is cancelled, so it costs nothing further.
     call = case.ground.plays()[-1]
     assert await asyncio.to_thread(call.wait_outcome, WAIT_SECONDS_MAX) == "client_gone"
     await goes_on(session)
@@ -182,7 +187,7 @@ async def permission_denied(case: Case) -> str:
     session = await case.begin(on_question=on_question)
     made = case.ground.path("made")
     outcome = await answer(session, f"{bash(f'touch {made}')}\n@@text then not")
-    # The tool is denied, not the turn: the model hears of it, and goes on.
+    # The denial ends the tool call and not the turn: the model receives it and continues.
     done(outcome, "then not")
     assert "denied" in messages(case.ground.plays()[-1])
     assert not made.exists()
@@ -191,7 +196,7 @@ async def permission_denied(case: Case) -> str:
 
 @step("permission withdrawn")
 async def permission_withdrawn(case: Case) -> str:
-    """The turn is interrupted while somebody still thinks about the answer."""
+    """The turn is interrupted while the callback still works on the answer."""
     asked, closed = asyncio.Event(), asyncio.Event()
 
     async def on_question(question: Question) -> str:
@@ -232,7 +237,7 @@ async def overloaded(case: Case) -> str:
 
 @step("model: 500 for ever")
 async def broken(case: Case) -> str:
-    """The agent tries again for minutes, and says so only in frames that are no progress."""
+    """The agent retries for minutes, and reports it only in frames that are no progress."""
     session = await case.begin()
     before = len(case.ground.plays())
     turn = await session.ask("@@error 500")
@@ -255,7 +260,7 @@ async def hangs(case: Case) -> str:
 
 @step("model: hangs, by the clock")
 async def hangs_too_long(case: Case) -> str:
-    """Nobody is there to interrupt it."""
+    """No caller interrupts the turn; the watchdog does."""
     session = await case.begin(options={"clocks": {"progress": 5}})
     outcome = await answer(session, "@@hang")
     assert (outcome.kind, outcome.clock) == (Outcome.INTERRUPTED, "progress")
@@ -263,7 +268,7 @@ async def hangs_too_long(case: Case) -> str:
     return "interrupted"
 
 
-# -- several who want the same ---------------------------------------------------------------------------------------
+# -- conflicting callers ---------------------------------------------------------------------------------------------
 @step("urgent ask while a tool runs")
 async def preemption(case: Case) -> str:
     session = await case.begin()
@@ -275,7 +280,7 @@ async def preemption(case: Case) -> str:
 
 @step("two sessions, one conversation")
 async def fight(case: Case) -> str:
-    """The agent itself has no lock: both would answer, and each would know half of what was said."""
+    """The agent has no lock: both processes would answer, and each would know half of the conversation."""
     session = await case.begin()
     with pytest.raises(NotOwner, match=session.id):
         await case.open(resume=session.status().conversation)
@@ -283,7 +288,7 @@ async def fight(case: Case) -> str:
     return "refused, done"
 
 
-# -- agents that come and go -----------------------------------------------------------------------------------------
+# -- processes that end and start ------------------------------------------------------------------------------------
 @step("SIGKILL, then resumed")
 async def killed(case: Case) -> str:
     session = await case.begin()
@@ -296,8 +301,8 @@ async def killed(case: Case) -> str:
     assert outcome.kind is Outcome.FAILED
     await goes_on(session)
     assert session.status().conversation == conversation
-    # Another process, which knows what had been said. Not always what was said in the turn that came to nothing: the
-    # agent keeps its history in a file that it writes a little later.
+    # Another process, which knows the conversation. It may lack the text of the failed turn, because the agent writes
+    # its history to a file a little later.
     assert session.status().pids != (pid,)
     assert "the tool runs" in messages(case.ground.plays()[-1])
     return "failed, then done"

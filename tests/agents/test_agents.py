@@ -1,8 +1,8 @@
-"""The real agent, in every awkward place, offline; and what is left of it two seconds after the close.
+"""Claude Code in every difficult situation, offline, and the processes that are left two seconds after the close.
 
-Each step is done twice: on Banksman, which must leave nothing, and on plain `subprocess` with `killpg`, which must
-leave something. The second is the control: were the tool's children to end by themselves, or the count to see nothing,
-it would fail. The table at the end has both.
+Each step runs twice: on Banksman, which must leave no process, and on plain `subprocess` with `killpg`, which must
+leave some. The second is the control: it fails if the tool's children exit without a signal, or if the count sees
+nothing. The table at the end shows both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEP_SECONDS_MAX = 120.0
 
 @pytest.fixture
 def ground(claude: str, tmp_path: Path) -> Generator[Callable[[str], Ground]]:
-    """Makes the ground of one side. Its model is closed, and its folder removed, after the test."""
+    """Return a function that makes the ground of one side. The fixture closes its model and removes its folder."""
     made: list[Ground] = []
 
     def make(name: str) -> Ground:
@@ -56,7 +56,7 @@ def test_agent_step_leaves_no_process(
     record_property(ROW, row)
     ours = ground("banksman")
     seconds, outcome = asyncio.run(on_banksman(step, ours))
-    # Counted by another process, while the rival has its turn.
+    # Another process counts while the rival runs.
     counting = ours.start_count()
     try:
         rival = on_plain(step, ground("plain"))
@@ -73,7 +73,7 @@ def side(seconds: float, outcome: str, left: Mapping[int, str]) -> dict[str, Any
 
 
 async def on_banksman(step: str, ground: Ground) -> tuple[float, str]:
-    """The step, and the close. How long both took, and how it went."""
+    """Run the step and close the host; return the seconds and the outcome."""
     began = time.monotonic()
     async with asyncio.timeout(STEP_SECONDS_MAX):
         async with Host() as host:
@@ -82,7 +82,7 @@ async def on_banksman(step: str, ground: Ground) -> tuple[float, str]:
 
 
 def on_plain(step: str, ground: Ground) -> tuple[float, str, dict[int, str]]:
-    """The step, and the kill. How long both took, how it went, and what is left two seconds later."""
+    """Run the step and kill the groups; return the seconds, the outcome, and the processes left two seconds later."""
     case = ClaudeCase(ground)
     began = time.monotonic()
     try:
@@ -102,7 +102,7 @@ def test_plain_and_banksman_steps_are_the_same() -> None:
 
 
 def test_count_sees_living_processes(ground: Callable[[str], Ground]) -> None:
-    """Also what has the mark only in its environment."""
+    """Also a process that has the mark only in its environment."""
     place = ground("counted")
     assert place.start_count(after_seconds=0).result() == {}
     tool = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={"ANY": place.mark})

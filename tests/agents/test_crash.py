@@ -1,5 +1,8 @@
-"""The real agent under a host that is killed, and the host that goes on with it. As tests/sessions/test_takeover.py,
-which has all the moments, but with the agent's own ways: its shells, its background tasks, its memory on the disk."""
+"""A host takes over the session of a killed host, with the real agent.
+
+tests/sessions/test_takeover.py tests all the moments of the kill. This test adds the agent's own behaviour: its shells,
+its background tasks, its history on the disk.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from banksman.testing.fake_model import FakeModel
 
 NAME = "the one"
 TEST_SECONDS_MAX = 100.0
-# Also for those of the tool's children that do not hear TERM.
+# Time before KILL, also for the tool's children that ignore TERM.
 OPTIONS = {"grace": 1.0}
 
 
@@ -36,8 +39,10 @@ def ground(claude: str, tmp_path: Path) -> Generator[Ground]:
 
 
 class Scene:
-    """A session with the real agent, in a host that will be killed. Its first turn is done, in which a tool was started
-    in the background; and it was told a word to remember."""
+    """A session with the real agent, in a host that will be killed.
+
+    Its first turn is done. That turn started a tool in the background and gave the agent a word to remember.
+    """
 
     def __init__(self, ground: Ground, host: Remote) -> None:
         self.ground = ground
@@ -50,7 +55,10 @@ class Scene:
 
     @property
     def how(self) -> dict[str, Any]:
-        """How the session is opened, here and there: the agent gets this environment and nothing else."""
+        """Return the arguments that open the session in either host.
+
+        The agent gets this environment and nothing else.
+        """
         return {
             "name": NAME,
             "command": [self.ground.claude],
@@ -70,7 +78,7 @@ class Scene:
         return turn
 
     async def logged(self, turn: str, text: str) -> None:
-        """Until another host reads this in what the agent has said."""
+        """Wait until another host reads this text in the agent's updates."""
         async with Host(f"sqlite:{self.store}") as reader, asyncio.timeout(WAIT_SECONDS_MAX):
             async for event in reader.session(self.session).follow():
                 if (event.turn, event.kind) == (turn, kinds.UPDATE) and text.encode() in event.data:
@@ -107,7 +115,7 @@ async def _succeed(ground: Ground, moment: Any) -> None:
         before = count.marked(ground.mark)
         assert before, "somebody must be left to be ended"
         async with Host(f"sqlite:{scene.store}") as successor:
-            # Settled by its start alone: the tree is gone, and the turn is over.
+            # The start of the host alone settles this: the tree is gone, and the turn is over.
             assert not count.marked(ground.mark)
             session = await successor.open("claude", **scene.how)
             unknown = await (await session.turn(turn)).outcome()
@@ -122,12 +130,12 @@ async def _succeed(ground: Ground, moment: Any) -> None:
         _check(events, turn, [first, turn, keyed, later])
     assert not count.marked(ground.mark)
     async with asyncio.timeout(WAIT_SECONDS_MAX):
-        while keepers(host.pid):  # noqa: ASYNC110  The zygote goes last, and tells nobody.
+        while keepers(host.pid):  # noqa: ASYNC110  The zygote exits last, without an event.
             await asyncio.sleep(0.005)
 
 
 async def _goes_on(case: Case, session: Session) -> None:
-    """In the same conversation: the model is told again what was said before the kill, and in the turn that it cut."""
+    """Check that the conversation continues: the model receives the text from before the kill and from the cut turn."""
     done(await answer(session, "@@text and on it goes"), "and on it goes")
     remembered = messages(case.ground.plays()[-1])
     for word in ("heron", "stork", "later", "keyed"):

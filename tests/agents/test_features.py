@@ -1,4 +1,4 @@
-"""What Banksman adds to the real agent: rules, hooks, tools, schemas, settings, forks, eviction."""
+"""Features of Banksman with the real agent: rules, hooks, tools, schemas, settings, forks, eviction."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_rules_precede_agent_settings(run: Callable[..., None]) -> None:
         session = await case.open(rules={"Bash": "allow", "Read": "deny"}, on_question=nobody)
         done(await answer(session, f"{bash(f'touch {made}')}\n@@text yes"), "yes")
         assert made.exists()
-        # Read needs no permission of the agent's: only a rule can keep it from it.
+        # The agent asks no permission for Read, so only a rule can prevent it.
         path = case.ground.path("secret")
         path.write_text("hush")
         done(await answer(session, f"@@tool Read {json.dumps({'file_path': str(path)})}\n@@text no"), "no")
         assert "hush" not in messages(case.ground.plays()[-1])
-        # Those of one ask come before those of the session.
+        # The rules of an ask precede those of the session.
         outcome = await answer(session, f"{bash(f'touch {denied}')}\n@@text no", rules={"Bash": "deny"})
         done(outcome, "no")
         assert not denied.exists()
@@ -207,7 +207,7 @@ def test_background_task_keeps_its_process(run: Callable[..., None]) -> None:
             assert first.status().pids, "its task still runs"
             assert waiting.state == "queued"
             gate.open()
-            # The end of the task opens a turn of the agent's own, and only after that it is idle.
+            # The end of the task opens a turn that the agent starts. Only after that turn is the session idle.
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 done(await waiting.outcome(), "my turn")
         (own,) = [event for event in await events(first, kinds.TURN_STARTED) if "origin" in event.body]
@@ -258,7 +258,7 @@ def test_mcp_servers_reach_agent_without_command_line(run: Callable[..., None]) 
 
 
 def test_schema_of_other_draft_or_with_python_patterns_is_enforced(run: Callable[..., None]) -> None:
-    """The agent drops a schema that it cannot compile without a word, and the model never hears of it."""
+    """The agent silently drops a schema that it cannot compile, and the model never receives it."""
     text = {"type": "string", "pattern": r"^\d{3}\-\d{4}$"}
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

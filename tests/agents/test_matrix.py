@@ -1,8 +1,8 @@
-"""Every real agent in every step, offline; and what is left of each two seconds after the close.
+"""Every real agent in every step, offline, and the processes that are left two seconds after the close.
 
-Each step is done twice, and both at once: on Banksman, which must leave nothing, and on plain `subprocess` with
-`killpg`, which must leave something. The second is the control, and shows what the agent does by itself. The table at
-the end has both; docs/conformance.md is made from the same run.
+Each step runs twice at the same time: on Banksman, which must leave no process, and on plain `subprocess` with
+`killpg`, which must leave some. The second is the control, and shows the agent without Banksman. The table at the end
+shows both. docs/conformance.md is generated from the same run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.agents.matrix.steps import STEPS, MatrixCase
 from banksman import Host
 from banksman.testing.fake_model import FakeModel
 
-# Within the deadline of a test. Real agents take a minute and a half to start twice on a machine with half a core left.
+# Within the deadline of a test. Real agents take a minute and a half to start twice on a machine with half a core free.
 STEP_SECONDS_MAX = 250.0
 
 Places = Callable[[str, str], Place]
@@ -34,7 +34,7 @@ Places = Callable[[str, str], Place]
 
 @pytest.fixture
 def place(real_agent: Callable[[str], RealAgent], tmp_path: Path) -> Generator[Places]:
-    """Makes the place of one side. Its model is closed, and its folder removed, after the test."""
+    """Return a function that makes the place of one side. The fixture closes its model and removes its folder."""
     made: list[Place] = []
 
     def give(side: str, agent: str) -> Place:
@@ -50,7 +50,7 @@ def place(real_agent: Callable[[str], RealAgent], tmp_path: Path) -> Generator[P
     remove(tmp_path)
 
 
-# Step by step, and not agent by agent: opencode needs five seconds of a core to start, and two of it at once ten.
+# Ordered by step and not by agent: opencode needs five seconds of a core to start, and two at the same time need ten.
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("step", STEPS)
 def test_agent_step_leaves_no_process(
@@ -70,7 +70,7 @@ def test_agent_step_leaves_no_process(
 
 
 async def on_banksman(step: str, place: Place) -> dict[str, Any]:
-    """The step, and the close. How long both took, how it went, and what is left two seconds later."""
+    """Run the step and close the host; return the seconds, the outcome, and the processes left two seconds later."""
     began = time.monotonic()
     async with asyncio.timeout(STEP_SECONDS_MAX):
         async with Host() as host:
@@ -80,7 +80,7 @@ async def on_banksman(step: str, place: Place) -> dict[str, Any]:
 
 
 def on_plain(step: str, place: Place) -> dict[str, Any]:
-    """The step, and the kill. How long both took, how it went, and what is left two seconds later."""
+    """Run the step and kill the groups; return the seconds, the outcome, and the processes left two seconds later."""
     case = RivalCase(place)
     began = time.monotonic()
     try:
@@ -105,7 +105,7 @@ def side(seconds: float, came: Came, left: dict[int, str]) -> dict[str, Any]:
 
 
 class Aside:
-    """Something that a thread does meanwhile."""
+    """A function that runs in a thread."""
 
     def __init__(self, do: Callable[[], dict[str, Any]]) -> None:
         self._do = do
@@ -120,7 +120,7 @@ class Aside:
             self._came = exc
 
     def result(self) -> dict[str, Any]:
-        """What came of it, when it is over. Each of its waits has a deadline, and the test has one."""
+        """Wait for the thread and return its result. Each of its waits has a deadline, and so has the test."""
         self._thread.join()
         assert self._came is not None
         if isinstance(self._came, BaseException):

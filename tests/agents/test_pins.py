@@ -1,4 +1,4 @@
-"""Each agent that is driven here is the pinned one, and knows nothing of this machine."""
+"""Each agent of these tests has the pinned version and runs without the settings of this machine."""
 
 from __future__ import annotations
 

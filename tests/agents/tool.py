@@ -1,11 +1,10 @@
-"""What an agent's Bash tool runs in every step: `python -I -S tool.py MARK READY [COMMAND …]`.
+"""Tool that every step runs in the agent: `python -I -S tool.py MARK READY [COMMAND …]`.
 
-It leaves the three children that are usually forgotten: a plain one, one in a session of its own, and one that does not
-hear TERM. When all stand, READY is made, with their pids in it; then the tool stays. With a COMMAND it does not: the
-tool goes on in a session of its own, as Claude's does, and the process becomes the command. So the fake agent, which
-runs no tools, has one too.
+The tool starts the three children that supervisors usually miss: a plain child, a child in a new session, and a child
+that ignores TERM. When all three run, it writes their pids to READY and stays. With a COMMAND, the tool stays in a new
+session, as Claude's does, and this process becomes the command. So the fake agent, which runs no tools, has one too.
 
-MARK is in the argv of each. Whatever becomes of the test, every process here ends by itself within LIFE_SECONDS_MAX.
+MARK is in the argv of each process. Every process ends within LIFE_SECONDS_MAX, whatever happens to the test.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-# Longer than any step takes: what ends sooner would be counted as ended by somebody.
+# Longer than any step. A child that ended earlier would count as ended by the step.
 LIFE_SECONDS_MAX = 120
 
 
@@ -29,7 +28,7 @@ def main(mark: str, ready: str, *command: str) -> None:
         up, is_up = os.pipe()
         if os.fork():
             os.read(up, 1)
-            # The pipe is closed by this: no fd of Python's is inherited.
+            # This closes the pipe: Python makes its fds not inheritable.
             os.execv(command[0], list(command))
         os.setsid()
         stay(ready, is_up)
@@ -49,11 +48,11 @@ def stay(ready: str, is_up: int | None) -> NoReturn:
 
 
 def child(kind: str) -> int:
-    """A child of this kind, once it is what it shall be."""
+    """Fork a child of this kind, and return when it is set up."""
     stands, says = os.pipe()
     pid = os.fork()
     if pid == 0:
-        signal.alarm(LIFE_SECONDS_MAX)  # A fork does not inherit it.
+        signal.alarm(LIFE_SECONDS_MAX)  # A fork does not inherit the alarm.
         if kind == "setsid":
             os.setsid()
         if kind == "term_proof":

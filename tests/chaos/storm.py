@@ -1,8 +1,9 @@
-"""A storm over one server: many clients that are cut off again and again, and a server that is killed and started again
-at its address, while agents work and asks are sent until they are answered.
+"""Storm over one server: clients lose their connections again and again, and the server is killed and restarted.
 
-What each does is drawn from the seed; when it happens is the machine's to say. So a seed that failed once may pass the
-next time, but it is the same storm.
+The server comes back at the same address. Meanwhile agents work, and clients send each ask until it is answered.
+
+The seed decides the actions; the machine decides the timing. A seed that failed once may therefore pass the next time,
+but it is the same storm.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from tests.server.streams.stream_clients import NDJSON, SSE, Client, Received, w
 from banksman.testing import checks, fake_agent
 from banksman.testing.checks import Message, View
 
-# For the whole of it: what takes longer hangs.
+# Limit for the whole storm. A longer one hangs.
 SECONDS_MAX = 300.0
-# What a client that was refused, and may come again, waits.
+# Time that a client waits after a retryable refusal.
 RETRY_SECONDS = 0.05
 
 
@@ -40,7 +41,7 @@ class Size:
 
 @dataclass(slots=True)
 class Toll:
-    """What happened, in numbers."""
+    """Counts of the storm."""
 
     cuts: int = 0
     kills: int = 0
@@ -56,11 +57,11 @@ class Storm:
         self._seed = seed
         self._size = size
         self._served = Served(folder, heartbeat_seconds=0.3)
-        self._lock = threading.Lock()  # For the toll and for what went wrong; nothing is called while it is held.
+        self._lock = threading.Lock()  # Protects the toll and the faults. The holder calls nothing.
         self.toll = Toll()
         self._faults: list[BaseException] = []
         self._cut_left = size.cuts
-        # Set while the server answers; while the cuts go on; when every client knows where the end is.
+        # Set while the server answers; when the cuts are over; when every client knows where the end is.
         self._is_up = threading.Event()
         self._is_calm = threading.Event()
         self._is_told = threading.Event()
@@ -69,10 +70,13 @@ class Storm:
         self._heads: dict[str, int] = {}
 
     def rage(self) -> Toll:
-        """All of it. `AssertionError`: what a client saw, or what became of an ask, is not as it must be."""
+        """Run the storm and judge it.
+
+        `AssertionError`: a client's view or the outcome of an ask is wrong.
+        """
         with self._served as served:
             self._is_up.set()
-            # It remembers its conversation, so that the next server can go on with it.
+            # The agent remembers its conversation, so that the next server can resume it.
             command = fake_agent.command(memory=served.folder / "memory")
             sessions = [served.open(name=f"storm-{number}", command=command) for number in range(self._size.sessions)]
             self._accepted = {session: {} for session in sessions}
@@ -127,14 +131,14 @@ class Storm:
             self._check_time()
 
     def _check_time(self) -> None:
-        """Whoever goes round and round asks this each time."""
+        """Raise when another thread has failed or the deadline has passed. Every loop calls this in each round."""
         if self._faults:
             raise RuntimeError("somebody else has failed")
         assert time.monotonic() < self._deadline, f"seed {self._seed}: it takes too long: {self.toll}"
 
-    # -- those who follow --------------------------------------------------------------------------------------------
+    # -- clients that follow -----------------------------------------------------------------------------------------
     def _client(self, number: int, sessions: list[str]) -> Client:
-        """Every fourth follows all sessions, the others one; every third by lines."""
+        """Return a client. Every fourth follows all sessions, the others one; every third reads NDJSON."""
         path = "/v1/events" if number % 4 == 0 else f"/v1/sessions/{sessions[number % len(sessions)]}/events"
         accept = NDJSON if number % 3 == 0 else SSE
         return Client(self._served.port, path, accept=accept, uses_query=number % 2 == 0)
@@ -144,12 +148,12 @@ class Storm:
         while not self._is_calm.is_set():
             self._check_time()
             self._is_up.wait(1.0)
-            # By bytes, to fall into the middle of something; or by time, to fall between two events.
+            # A limit in bytes cuts inside a message; a limit in time cuts between two events.
             count = dice.choice((dice.randrange(600), dice.randrange(6_000), dice.randrange(30_000)))
             bytes_max = count if dice.random() < 0.7 else None
             seconds_max = dice.random() * 0.8
             received = self._visit(client, bytes_max=bytes_max, seconds_max=seconds_max, resets=dice.random() < 0.5)
-            # What a dying server has cut is not counted.
+            # A cut by the dying server does not count.
             if received is not None and received.is_left:
                 self._count_cut()
         while not self._is_told.wait(1.0):
@@ -187,11 +191,11 @@ class Storm:
         heads = client.seqs
         return all(heads.get(name) == seq for name, seq in self._heads.items() if client.is_many or name in client.path)
 
-    # -- those who ask -----------------------------------------------------------------------------------------------
+    # -- clients that ask --------------------------------------------------------------------------------------------
     def _ask(self, session: str, seed: float) -> None:
         dice = random.Random(seed)
         number = 0
-        # One more when it is calm: whatever a dead server left open is over by then.
+        # Each session gets one more ask after the storm. By then every turn that a dead server left open is over.
         is_last = False
         while not is_last:
             is_last = self._is_calm.is_set()
@@ -210,7 +214,7 @@ class Storm:
                 self.toll.asks += 1
 
     def _insist(self, method: str, path: str, sent: Any = None, key: str | None = None) -> Any:
-        """Until it is answered, by whichever server."""
+        """Send a request until some server answers it."""
         headers = {} if key is None else {"Idempotency-Key": key}
         while True:
             self._check_time()
@@ -221,9 +225,9 @@ class Storm:
                 continue
             if answer.status in (200, 202):
                 return answer.json
-            # A full queue, a host that is not yet sure that the other one is dead.
+            # The queue is full, or the host is not yet sure that the other host is dead.
             assert answer.status in (409, 429, 503), answer
-            time.sleep(RETRY_SECONDS)  # What a client does that is told to come again.
+            time.sleep(RETRY_SECONDS)  # A client that gets a retryable refusal waits before it retries.
 
     # -- afterwards --------------------------------------------------------------------------------------------------
     def _check(self, clients: list[Client], sessions: list[str]) -> None:
@@ -241,7 +245,7 @@ class Storm:
 
 
 def _check_asks(view: View, accepted: dict[str, str]) -> None:
-    """Each ask that was accepted is in the log once, and ended once."""
+    """Check that the log has each accepted ask once, with one end."""
     shown = [json.loads(message.data) for message in view.events.values()]
     queued = {event["turn"]: event["body"]["key"] for event in shown if event["kind"] == "turn.queued"}
     ended = Counter(event["turn"] for event in shown if event["kind"] == "turn.ended")

@@ -1,4 +1,4 @@
-"""Clients cut off a thousand times, a server killed three times, and still everybody has seen everything once."""
+"""Every client sees every event once, through a thousand cut connections and three killed servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.thorough import thorough
 
 pytestmark = thorough
 
-# `make chaos` goes on for so many minutes, with a new seed each time.
+# Number of minutes in `make chaos`, with a new seed for each storm.
 MINUTES = float(os.environ.get("BANKSMAN_CHAOS", "0"))
 SEED = int(os.environ.get("BANKSMAN_CHAOS_SEED", "6"))
 
@@ -23,12 +23,12 @@ def test_views_join_exactly_through_a_thousand_cuts_and_three_deaths(tmp_path: P
     end = time.monotonic() + 60 * MINUTES
     seed, size = SEED, Size()
     while True:
-        print(f"seed {seed}: BANKSMAN_CHAOS_SEED={seed}", flush=True)  # Shown when it fails.
+        print(f"seed {seed}: BANKSMAN_CHAOS_SEED={seed}", flush=True)  # Shown when the test fails.
         toll = Storm(tmp_path / f"storm-{seed}", seed, size).rage()
         print(toll, flush=True)
         assert toll.cuts >= size.cuts
         assert toll.kills == size.kills
-        # It was a storm: they were cut by the deaths as well, asks went on, and there was something to see.
+        # The storm had an effect: server deaths cut connections too, asks continued, and there were events to see.
         assert toll.asks >= 2 * size.sessions
         assert toll.events > 500
         if time.monotonic() >= end:

@@ -1,4 +1,4 @@
-"""docs/cli.md is what `--help` says, every verb's help ends with an example, and every example can be typed."""
+"""docs/cli.md equals `--help`, the help of every verb ends with an example, and every example parses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_help_ends_with_an_example_that_parses(verb: str) -> None:
     assert re.search(r"^exit codes: ", text, re.MULTILINE), "every verb says what its exit codes mean"
     match = re.search(r"\nexample:\n  (banksman .*)\n$", text)
     assert match, text[-200:]
-    # What comes after a pipe is another program's.
+    # The part after a pipe is another program.
     first = match[1].split(" | ")[0]
     name, typed, *words = shlex.split(first)
     assert (name, typed) == ("banksman", verb)
@@ -64,7 +64,7 @@ def test_help_ends_with_an_example_that_parses(verb: str) -> None:
 def test_help_fits_the_terminal(verb: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     for line in parser_of(verb).format_help().splitlines():
-        # What is typed is one line, however long; and a word cannot be shorter than it is.
+        # A typed command is one line, however long, and a word cannot be broken.
         is_typed = line.startswith(("usage:", "  ")) or "/" in line
         assert len(line) <= columns or is_typed, line
 

@@ -1,6 +1,6 @@
-"""Completion, as a shell does it: real bash, zsh and fish, each with the script that it is given.
+"""Completion in real shells: bash, zsh and fish, each with its script.
 
-zsh and fish are not on every machine. Where one is missing its tests are skipped, and say so; bash must be there.
+zsh and fish are not on every machine. Their tests are skipped with a message where one is missing. bash must be there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from banksman.cli.completion_table import WordKind, verbs
 
 pytestmark = thorough
 
-# What is typed, and what is offered. The last word is the one that is completed.
+# Typed words and offered words. The last word is the one to complete.
 CASES: list[tuple[list[str], list[str]]] = [
     (["conf"], ["config"]),
     (["a"], ["acp", "agents", "answer", "ask", "attach"]),
@@ -40,9 +40,9 @@ CASES: list[tuple[list[str], list[str]]] = [
     (["answer", "x", ""], ["allow", "deny"]),
     (["completion", "f"], ["fish"]),
     (["serve", "--log-l"], ["--log-level"]),
-    # The value of a flag is none of the verb's own words.
+    # The value of a flag is not one of the verb's words.
     (["run", "--priority", "normal", "gem"], ["gemini"]),
-    # What a command is given is not ours to complete by our flags.
+    # The flags of `banksman` do not complete the words of a command.
     (["exec", "--timeout", "5", "--", "truncat"], ["truncate"]),
     (["exec", "truncat"], ["truncate"]),
 ]
@@ -90,7 +90,7 @@ def run(shell: str, text: str, scripts: Path, home: Path) -> str:
 
 
 def bash(words: list[str], scripts: Path, home: Path) -> list[str]:
-    """As readline calls it: the words, and which of them it stands at."""
+    """Complete as readline calls it: with the words and the index of the current one."""
     text = f"""
         source {shlex.quote(str(scripts / "bash"))}
         complete -p banksman >/dev/null || exit 9
@@ -160,7 +160,7 @@ def test_zsh_completion_works_on_a_terminal(scripts: Path, tmp_path: Path) -> No
             if len(offered) == 1:
                 terminal.type(f"{line}\t")
                 terminal.wait(f"{line[: len(line) - len(words[-1])]}{offered[0]} ")
-                terminal.type("\x15")  # The line goes.
+                terminal.type("\x15")  # Clears the line.
         terminal.type("banksman ps --format=js\t")
         terminal.wait("banksman ps --format=json ")
         terminal.type("\x15exit\n")
@@ -169,7 +169,7 @@ def test_zsh_completion_works_on_a_terminal(scripts: Path, tmp_path: Path) -> No
 
 
 class Terminal:
-    """A shell on a terminal, and all that it has said."""
+    """A shell on a terminal, and its output."""
 
     def __init__(self, argv: list[str], env: dict[str, str]) -> None:
         self.said = ""
@@ -190,11 +190,11 @@ class Terminal:
                 self.said += os.read(self._fd, 65536).decode(errors="replace")
 
     def close(self) -> None:
-        os.close(self._fd)  # A shell whose terminal is gone leaves.
+        os.close(self._fd)  # A shell exits when its terminal is gone.
         os.waitpid(self._pid, 0)
 
 
-# -- names as they are at that moment ---------------------------------------------------------------------------------
+# -- current names ----------------------------------------------------------------------------------------------------
 NAMES = ["fix-ci", "nightly build", "it's $HOME"]
 
 
@@ -217,7 +217,7 @@ def test_completion_offers_session_names_with_and_without_a_server(
         assert bash(["log", ""], scripts, tmp_path) == sorted([*quoted, unnamed])
         assert bash(["close", "fi"], scripts, tmp_path) == ["fix-ci"]
         assert bash(["log", "fix-ci", ""], scripts, tmp_path) == [], "one session is enough"
-    # The server has gone; the store is looked at, and not changed.
+    # The server is gone. Completion reads the store and does not change it.
     store = tmp_path / "state" / "banksman"
     before = {path.name: path.stat().st_mtime_ns for path in store.iterdir()}
     assert bash(["log", ""], scripts, tmp_path) == sorted([*quoted, unnamed])
@@ -252,7 +252,7 @@ def test_completion_gives_up_on_a_silent_server(scripts: Path, tmp_path: Path) -
         assert time.monotonic() - began < 15, "it is given up long before the client would"
 
 
-# -- made from the parsers --------------------------------------------------------------------------------------------
+# -- generated from the parsers ---------------------------------------------------------------------------------------
 def test_completion_scripts_contain_every_verb_and_flag() -> None:
     texts = {shell: script(shell) for shell in SHELLS}
     described = list(verbs())

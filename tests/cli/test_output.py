@@ -1,4 +1,4 @@
-"""What reaches a terminal: letters, and never what it would obey."""
+"""Output to a terminal: only letters, and no control sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from banksman.cli.output import as_line, as_text, line_of, say_json, table
 
-# Whatever may be in a string, halves of a pair too.
+# Every possible string, including lone surrogates.
 ANY = st.text(st.characters(exclude_categories=[]), max_size=50)
 
 

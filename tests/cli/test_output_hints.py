@@ -1,4 +1,4 @@
-"""Hints of the server's, as a shell shows them: in verbs, and in no words of HTTP or of Python."""
+"""Hints of the server in a shell name verbs, and contain no HTTP and no Python."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FOREIGN = re.compile(r"/v1\b|openapi|\b(GET|POST|PATCH|PUT|DELETE)\b|Idempotency
         ("see /openapi.json", ""),
         ("send `Content-Type: application/json`", ""),
         ("use GET, HEAD", ""),
-        # As it was: Python's words, and what a shell understands.
+        # Unchanged: Python's words, and words that a shell understands.
         ("see sessions()", "see banksman ps"),
         ("raise the limit (ulimit -n), or --room=9", "raise the limit (ulimit -n), or --room=9"),
     ],
@@ -48,7 +48,7 @@ def test_hint_names_the_verb_instead_of_the_request(said: str, shown: str) -> No
 
 
 def hints() -> Iterator[str]:
-    """Every hint that is written in the server or below it; what is put into one stands as a dash."""
+    """Yield every hint in the source of the server and the layers below it, with a dash for each inserted value."""
     for path in sorted(
         file
         for part in ("server", "runtime", "sessions", "commands", "process", "cluster", "store")

@@ -1,4 +1,4 @@
-"""What is looked at on a terminal: it fits, however narrow that is, and has colour only where somebody wants it."""
+"""Output on a terminal fits every width, and has colour only where the user wants it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
         for number in range(14):
             closed = served.open(name=f"over-{number:02}")
             served.request("DELETE", f"/v1/sessions/{closed}")
-        # It goes on talking: one that is silent for a minute is taken for wedged.
+        # It keeps sending text: a session that is silent for a minute counts as wedged.
         session = served.open({"prompt work": ["stream 3000 0.2"]}, name="fix-the-build-that-is-red-since-monday")
         served.ask(session, "work")
         served.open(name="idle-one")
@@ -57,7 +57,7 @@ class Seen(NamedTuple):
 def seen(
     served: Served, *words: str, columns: int = 80, rows: int = 40, env: Mapping[str, str] = MappingProxyType({})
 ) -> Seen:
-    """What is on the screen when it is over, and all that was sent there."""
+    """Return the final screen, and all bytes that were sent to it."""
     with Terminal(*words, columns=columns, rows=rows, env=environment(served, **env)) as terminal:
         assert terminal.end() == 0
         return Seen(terminal.lines, bytes(terminal.said))
@@ -76,7 +76,7 @@ def test_cli_ps_lists_sessions_that_need_attention_first(served: Served) -> None
 @pytest.mark.parametrize("columns", one_in(3, [20, 30, 40, 60, 80, 100]))
 def test_cli_ps_fits_the_terminal_width(served: Served, columns: int) -> None:
     lines = seen(served, "ps", columns=columns).lines
-    # A line that did not fit would have gone on in the next.
+    # A line that is too long would continue in the next row.
     assert [line.split()[0] for line in lines[:4]] == ["STATE", "asks", "running", "idle"]
     assert lines[1].split()[1].startswith("asks-one"[: 8 if columns < 30 else None])
     assert all(len(line) <= columns for line in lines)

@@ -1,4 +1,4 @@
-"""Certificates for a test, made by openssl: the standard library cannot."""
+"""Certificates for tests, made by openssl because the standard library cannot make them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 def certificate(folder: Path, name: str = "server") -> Tls:
-    """One that vouches for itself, for 127.0.0.1: as a server's, as a client's, and as what either is checked by."""
+    """Return a self-signed certificate for 127.0.0.1.
+
+    It serves as a server's, as a client's, and as the authority that either is checked by.
+    """
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
     words = ["req", "-x509", *_KEY, "-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(["openssl", *words, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)

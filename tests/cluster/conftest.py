@@ -1,4 +1,7 @@
-"""One node and three, real ones. tests/testing/conftest.py shows how other folders use them."""
+"""Fixtures for clusters of one and of three real NATS nodes.
+
+tests/testing/conftest.py shows how other folders use them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ def nats_one() -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def nats_three() -> Iterator[Servers]:
-    """Whoever kills or stops a node of it restarts it, and waits until it is ready: others come after."""
+    """Three shared nodes.
+
+    A test that kills or stops a node restarts it and waits until it is ready for the next test.
+    """
     yield from shared(3)
 
 
@@ -29,6 +35,9 @@ def prefix() -> str:
 
 @pytest.fixture(autouse=True)
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one node that tests share answers, however busy the machine is. A node of three may be dead."""
+    """Wait long for the shared single node: it always answers, however busy the machine is.
+
+    A node of three may be dead.
+    """
     if "nats_one" in request.fixturenames:
         monkeypatch.setattr(nats, "ANSWER_SECONDS_MAX", 30.0)

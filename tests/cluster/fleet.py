@@ -1,4 +1,4 @@
-"""Hosts without a port, in processes of their own, and front ends before them: all on real nodes of NATS."""
+"""Host processes without a port, and front ends before them, on real NATS nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS_MAX = 60.0
 
 
 class Hosted:
-    """`banksman host`, as a user starts it."""
+    """`banksman host` as a user starts it."""
 
     def __init__(self, folder: Path, store: str, name: str, *labels: str, room: int = 8, **settings: Any) -> None:
         folder.mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ class Hosted:
         self.process.send_signal(number)
 
     def end(self, patience: float = 2.0) -> int:
-        """In good order, with so many seconds of patience for what runs."""
+        """Shut down in order. `patience`: seconds that running turns get."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             terminate(self.process, patience)
@@ -90,7 +90,7 @@ class Fleet:
         return host
 
     def lose(self, host: Hosted, front: Served) -> None:
-        """The host dies, and its lease has ended."""
+        """Kill the host and end its lease."""
         (id,) = (each["id"] for each in front.get("/v1/hosts")["hosts"] if each["name"] == host.name)
         host.kill()
         asyncio.run(end_lease(self.store, id))
@@ -103,7 +103,7 @@ def fleet(folder: Path, servers: Servers, prefix: str, *, lease: float = LEASE_S
 
 
 def until(look: Callable[[], Any], what: str) -> Any:
-    """There is no event for what other processes find out: it is looked for, with one deadline."""
+    """Poll with one deadline, because other processes send no event for their knowledge."""
     end = time.monotonic() + SECONDS_MAX
     while not (found := look()):
         assert time.monotonic() < end, f"not in time: {what}"

@@ -1,7 +1,8 @@
-"""Leases in tests: long ones, so that a machine that stalls costs no host its own, and the end of a dead host's lease.
+"""Long leases for tests, and the early end of a dead host's lease.
 
-When a lease runs out the servers put an empty message in the place of the host's last heartbeat. `end_lease` puts it
-there at once, so that a test of what follows need not wait for the time.
+With a long lease a machine that stalls costs no host its lease. When a lease expires, the servers put an empty message
+in the place of the host's last heartbeat. `end_lease` puts that message there immediately, so a test of the
+consequences need not wait.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ LEASE_SECONDS = 60.0
 
 
 async def end_lease(url: str, host: str) -> None:
-    """`host` is an id. Its process must be dead: a heartbeat after this would make it lose its lease for real."""
+    """End the lease of a dead host.
+
+    `host`: its id. Its process must be dead: a heartbeat after this call would make it lose its lease for real.
+    """
     address = parse(url)
     nats = Nats(address, name="end-lease")
     await nats.connect()

@@ -1,4 +1,4 @@
-"""A connection to real nodes with the streams that the bus and the placement need, and nothing of a log."""
+"""Connections to real nodes with the streams that owner requests and placement need, without a log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def make_streams(nats: Nats, prefix: str) -> None:
 
 @asynccontextmanager
 async def lines(servers: Servers, prefix: str, count: int, *, lease: float = 2.0) -> AsyncGenerator[list[Line]]:
-    """So many hosts, as far as they are on the line; each with a connection of its own."""
+    """Connect `count` hosts, each with a separate connection, a bus and a placement."""
     async with AsyncExitStack() as stack:
         found: list[Line] = []
         for number in range(count):
@@ -70,19 +70,19 @@ async def lines(servers: Servers, prefix: str, count: int, *, lease: float = 2.0
 
 
 def on_up(found: list[Line], number: int) -> None:
-    """The connection of this one is back."""
+    """Report that the connection of this line is back."""
     if number < len(found):
         found[number].placement.on_up()
 
 
 async def stored(nats: Nats, stream: str) -> int:
-    """How many messages a stream has."""
+    """Return the number of messages in a stream."""
     found = await nats.api(f"STREAM.INFO.{stream}", {})
     return int(found["state"]["messages"])
 
 
 async def until(look: Callable[[], Any], what: str = "") -> Any:
-    """There is no event for what others do to a server: it is looked for, with one deadline."""
+    """Poll with one deadline, because a server sends no event for the actions of others."""
     end = time.monotonic() + SECONDS_MAX
     while True:
         found = look()

@@ -1,7 +1,8 @@
-"""Hosts that are members of a cluster: in the test's own loop, or in a process that can be killed and stopped.
+"""Hosts that are members of a cluster, in the test's own loop or in a process that can be killed and stopped.
 
-Their application is a small one, in place of the server's: what is asked is a line of JSON, and so is what is answered.
-As a program it says its host's id when it is up, and ends with its stdin: `drain` on it drains it first.
+They run a small application in place of the server's: each request and each answer is a line of JSON. As a program,
+this module prints the id of its host when it is up, and ends with its stdin. The line `drain` on stdin drains the host
+first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ QUICK = {"eof_grace": 0.1, "grace": 1.0, "linger": 0.05}
 
 
 class Application:
-    """What is asked of a host by others."""
+    """Handler of the requests that other hosts send."""
 
     def __init__(self, host: Host, name: str) -> None:
         self.host = host
@@ -80,7 +81,7 @@ class Here:
         self.application = application
 
     async def place(self, folder: Path, need: Sequence[str] = (), **how: Any) -> tuple[str, str]:
-        """A session with a fake agent, placed by whoever takes it: its id, and that host's name."""
+        """Place a session with a fake agent; return its id and the name of the host that took it."""
         how = {"cwd": str(folder), "command": command(folder), "options": QUICK, **how}
         tries = 0
         while True:
@@ -93,7 +94,7 @@ class Here:
                 return session, answer["host"]
 
     async def ask(self, session: str, **question: Any) -> dict[str, Any]:
-        """Until somebody answers: whoever has it now, or whoever takes it over."""
+        """Send a question until the current owner, or the host that takes the session over, answers it."""
         data = json.dumps({"session": session, **question}).encode()
         async with asyncio.timeout(SECONDS_MAX):
             while True:
@@ -103,7 +104,7 @@ class Here:
                         return answer
                 except (NoOwner, Unreachable):
                     pass
-                await asyncio.sleep(0.02)  # Nobody tells when there is an owner again.
+                await asyncio.sleep(0.02)  # No event announces the next owner.
 
 
 def command(folder: Path) -> list[str]:
@@ -122,7 +123,7 @@ async def here(url: str, name: str, *, secrets: Sequence[str] = (), **how: Any) 
 
 
 class There:
-    """A member in a process of its own."""
+    """A member in another process."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self.process = process
@@ -145,7 +146,7 @@ class There:
         self.process.wait()
 
     async def lose(self) -> None:
-        """It dies, and its lease has ended."""
+        """Kill the process and end its lease."""
         self.kill()
         await end_lease(self.url, self.id)
 
@@ -154,7 +155,10 @@ class There:
 async def there(
     url: str, name: str, *, room: int, labels: Sequence[str] = (), home: Path | None = None, mirrors: bool = True
 ) -> AsyncGenerator[There]:
-    """`home`: it has one of its own, as on another machine."""
+    """Start a member in another process.
+
+    `home`: a separate home folder, as on another machine.
+    """
     words = [sys.executable, "-m", "tests.cluster.members", url, name, str(room), str(int(mirrors)), *labels]
     env = {**os.environ, **({} if home is None else {"HOME": str(home)})}
     with subprocess.Popen(words, cwd=REPOSITORY, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

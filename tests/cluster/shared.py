@@ -1,4 +1,4 @@
-"""Nodes that several tests use: started once by each worker, and known to whoever looks what a test has left."""
+"""Nodes that several tests share. Each worker starts them once, and the leak check knows them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Iterator
 
 from banksman.testing.nats_servers import Servers
 
-# Those that are up because some test of this worker needed them, by how many nodes they have. `leaves_nothing` of
-# tests/conftest.py reads it.
+# Nodes that are up because a test of this worker needed them, by their number. `leaves_nothing` of tests/conftest.py
+# reads this.
 SHARED: dict[int, Servers] = {}
 
 
 def shared(nodes: int) -> Iterator[Servers]:
-    """For a fixture of the session. Whoever uses it takes a prefix of its own, and leaves all nodes up.
+    """Yield the shared nodes, for a session fixture.
 
-    A fixture that two folders import is two to pytest; they still share the nodes, and the first one ends them: what
-    was begun first ends last.
+    Each test takes a separate prefix and leaves all nodes up.
+
+    A fixture that two folders import is two fixtures to pytest. They still share the nodes, and the first one ends
+    them: the fixture that started first ends last.
     """
     if nodes in SHARED:
         yield SHARED[nodes]
@@ -30,7 +32,7 @@ def shared(nodes: int) -> Iterator[Servers]:
 
 
 def some_prefix() -> str:
-    """For one test: what it makes is seen by no other."""
+    """Return a prefix for one test. No other test sees the streams under it."""
     return f"t{uuid.uuid4().hex[:10]}"
 
 

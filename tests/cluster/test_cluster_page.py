@@ -1,4 +1,4 @@
-"""docs/cluster.md gives a configuration that keeps the promise: three servers are started from it, as it stands."""
+"""The configuration in docs/cluster.md starts three servers as printed, and passes the doctor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PASSWORD = "of-the-test"
 
 
 class AsThePageSays(Servers):
-    """Only the places are exchanged: addresses, ports, folders, names."""
+    """Servers with the page's configuration. Only addresses, ports, folders and names are replaced."""
 
     def __init__(self, tls: Tls) -> None:
         super().__init__(3, user="banksman", password=PASSWORD, tls=tls)

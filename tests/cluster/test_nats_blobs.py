@@ -1,4 +1,4 @@
-"""What is too large for a message, on a real server: whole, or not there; never waited for without an end."""
+"""Blobs on a real server: a read returns the whole blob or None, and never waits without an end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cluster.lines import SECONDS_MAX, Line, lines
 from banksman.errors import StoreFull
 from banksman.testing.nats_servers import Servers
 
-PAGES_BYTES = 9 << 20  # More than two pages of a read, and no whole number of parts.
+PAGES_BYTES = 9 << 20  # More than two pages of a read, and not a whole number of parts.
 
 
 async def chunks(line: Line, bucket: str) -> dict[str, int]:
@@ -33,7 +33,7 @@ async def test_blob_round_trips_large_and_empty_data(nats_one: Servers, prefix: 
 
 
 async def test_get_blob_returns_none_when_its_chunks_are_gone(nats_one: Servers, prefix: str) -> None:
-    """An operator's purge, or who forgets a session while another reads it."""
+    """As after an operator's purge, or when a session is deleted during a read."""
     bucket = f"{prefix}-blobs"
     async with lines(nats_one, prefix, 1) as (line,):
         await line.nats.put_blob(bucket, "large", bytes(PAGES_BYTES))
@@ -45,7 +45,7 @@ async def test_get_blob_returns_none_when_its_chunks_are_gone(nats_one: Servers,
 
 
 async def test_put_blob_raises_when_the_server_is_full(prefix: str) -> None:
-    """What waits for better times would wait until somebody makes room, and nobody would know that it must."""
+    """A retry would wait until an operator makes room, and no operator would know of it."""
     bucket = f"{prefix}-blobs"
     with Servers(1, file_bytes_max=4 << 20) as servers:
         async with lines(servers, prefix, 1) as (line,):

@@ -1,6 +1,7 @@
-"""Print the pids of all processes whose argv holds a word: `python count.py WORD`. Knows nothing of Banksman.
+"""Print the pids of all processes whose argv holds a word: `python count.py WORD`.
 
-Zombies have no argv, so what is printed is alive. Its own process holds the word too, and is left out.
+This program imports nothing of Banksman. A zombie has no argv, so every printed process is alive. The program itself
+holds the word too and leaves itself out.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""A host in which one system call fails: `python fault_host.py SCENARIO MARKER PLAN…`, prints a JSON object for each.
+"""Host in which one system call fails: `python fault_host.py SCENARIO MARKER PLAN…` prints a JSON object per plan.
 
-It follows the plan, runs the scenario, stops following, and then runs a plain command to show that it has recovered.
-What it prints is what a caller saw, and what is still open.
+For each plan the program runs the scenario with the fault, removes the fault, and runs a plain command to prove that it
+has recovered. It prints the caller's result and the open fds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import banksman
 from banksman.process import fault_plan
 from banksman.process.zygote_client import spawner
 
-# A leader with a child that left its group and ignores TERM: ending it takes every rung.
+# A leader with a child that left its group and ignores TERM: stopping it takes every rung.
 STUBBORN = (
     "import os, signal, sys, time\n"
     "if os.fork() == 0:\n"
@@ -71,7 +71,7 @@ async def run_plan(name: str, marker: str, text: str) -> dict[str, object]:
 
 async def main() -> None:
     name, marker, *texts = sys.argv[1:]
-    await banksman.execute(["true"])  # The loop has its fds, and the imports are done.
+    await banksman.execute(["true"])  # Now the loop has its fds, and the imports are done.
     spawner.shutdown()
     for text in texts:
         seen = await run_plan(name, marker, text)

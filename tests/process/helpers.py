@@ -1,9 +1,9 @@
-"""What the scenario tests share: children that mark themselves and end by themselves, and ways to wait for a fact.
+"""Helpers of the scenario tests: marked children with a limited life, and waits for a fact.
 
-Every child is a small Python program with the test's marker in its argv, so that `count.marked` finds it, and its forks
-with it, whatever they do to their group, session or environment. Each sets an alarm of its own, so that a bug of ours
-(or of the test) costs the machine two minutes of an idle process and no more. That is longer than anything here is
-waited for (`PATIENCE_SECONDS`): what ends by its alarm must not be taken for what was ended.
+Every child is a small Python program with the test's marker in its argv. So `count.marked` finds it and its forks,
+whatever they do to their group, session or environment. Each child sets an alarm, so a bug costs the machine at most
+two minutes of an idle process. The alarm is longer than any wait of the tests (`PATIENCE_SECONDS`): a child that ends
+by its alarm must not count as one that was ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pytest  # Children of a test import this file with a Python that has no pytest.
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# What has no handshake (the death of a process that is no child of ours) is looked for again and again, for so long.
+# Limit of a poll for a fact without a handshake, such as the death of a process that is not a child.
 PATIENCE_SECONDS = 60.0
 NOBODY = 65534
 _RIGHTS = ("--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override")
@@ -81,15 +81,16 @@ MARKER, *WORDS = sys.argv[1:]
 
 
 def child(code: str, marker: str, *words: object) -> list[str]:
-    """The argv of a child that runs `code`; it knows `say`, `hear`, `fork`, `touch`, `be_deaf`, `stay` and its WORDS.
+    """Return the argv of a child that runs `code`.
 
-    The marker comes first, as an option that means nothing: a report shows only the beginning of a command line.
+    The code knows `say`, `hear`, `fork`, `touch`, `be_deaf`, `stay` and its WORDS. The marker comes first, as an option
+    without effect, because a report shows only the start of a command line.
     """
     return [sys.executable, "-X", marker, "-I", "-S", "-c", _CHILD + code, *(str(word) for word in words)]
 
 
 def program(code: str, marker: str, *words: object, python: str = sys.executable) -> list[str]:
-    """The argv of a program that uses Banksman, for what cannot be done to the process that runs the tests."""
+    """Return the argv of a program that uses Banksman, for actions that the process of the tests must not take."""
     return [python, "-c", _HOST + code, marker, *(str(word) for word in words)]
 
 
@@ -115,13 +116,16 @@ def run_program(
 
 
 def as_nobody(argv: list[str]) -> list[str]:
-    """The same program as a user without rights, save to read any folder: Python may be where only root can look."""
+    """Return the same program as a user without rights, except to read any folder.
+
+    Python may be installed where only root can look.
+    """
     return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *_RIGHTS, "--", *argv]
 
 
 @contextlib.contextmanager
 def running_program(code: str, marker: str, *words: object) -> Generator[subprocess.Popen[str]]:
-    """Such a program while it runs, its stdout to be read line by line. It is killed at the end, if it still lives."""
+    """Run such a program, and kill it at the end if it still lives. Its stdout can be read line by line."""
     with subprocess.Popen(
         program(code, marker, *words), cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -132,14 +136,14 @@ def running_program(code: str, marker: str, *words: object) -> Generator[subproc
 
 
 async def start(host: Host, argv: list[str], **options: Any) -> Command:
-    """A background command, for tests that give no `yield_after` and so get one."""
+    """Start a background command. Without `yield_after`, `host.start` always returns one."""
     command = await host.start(argv, **options)
     assert isinstance(command, Command)
     return command
 
 
 def leave_keepers_untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the deadlines of a stop from the keepers, which replace a host that is late.
+    """Hide the deadlines of a stop from the keepers, which act in place of a late host.
 
     For tests that count the rungs of the host itself: a busy machine may delay any of them.
     """
@@ -150,17 +154,20 @@ def leave_keepers_untold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rungs(done: Finished) -> list[str]:
-    """Each rung once. On a busy machine host and keeper may both kill: a host that is late leaves it to the keeper."""
+    """Return each rung once.
+
+    On a busy machine host and keeper may both kill, because a late host leaves it to the keeper.
+    """
     return [rung for rung, _ in itertools.groupby(step.rung for step in done.ladder)]
 
 
 def alive(marker: str) -> list[int]:
-    """The living processes that carry the marker, right now."""
+    """Return the live processes with the marker."""
     return marked(marker)
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    """Block until something is so that nobody tells us about: a process that is not ours to wait for, its state."""
+    """Poll until a condition holds that no event reports, such as the state of a process that is not a child."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         assert time.monotonic() < deadline, f"waited {PATIENCE_SECONDS} s for: {what}"
@@ -168,18 +175,18 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 
 async def wait_pass(is_so: Callable[[], bool]) -> None:
-    """Let the loop go on pass by pass, and return in the very pass in which something is so."""
-    while not is_so():  # noqa: ASYNC110  (nobody signals an event in exactly that pass)
+    """Run the loop pass by pass, and return in the very pass in which the condition holds."""
+    while not is_so():  # noqa: ASYNC110  (no event is set in exactly that pass)
         await asyncio.sleep(0)
 
 
 def wait_none(marker: str) -> None:
-    """Until no marked process is left: only for what nobody has promised to be over already."""
+    """Wait until no marked process is left. Only for processes that no result has promised to be gone."""
     wait_until(lambda: not alive(marker), f"the end of every process with {marker}")
 
 
 async def wait_said(command: Command, word: str, *, stream: str = "stdout") -> str:
-    """All that a command has said, once it has said this word."""
+    """Return the output of a command, once it contains this word."""
     said, after = b"", 0
     while word.encode() not in said:
         piece = await command.read(after=after, stream=stream)
@@ -189,7 +196,7 @@ async def wait_said(command: Command, word: str, *, stream: str = "stdout") -> s
 
 
 class Heard:
-    """An `on_output` that remembers what it was given, and in which a test can wait for a word."""
+    """An `on_output` that records the output, and in which a test can wait for a word."""
 
     def __init__(self) -> None:
         self.pieces: list[tuple[str, bytes]] = []
@@ -211,7 +218,7 @@ class Heard:
 
 
 def state_of(pid: int) -> str:
-    """The state letter of a process, empty if there is none."""
+    """Return the state letter of a process, empty if the process does not exist."""
     fields = _stat(pid)
     return fields[0] if fields else ""
 
@@ -233,13 +240,13 @@ def _stat(pid: int) -> list[str]:
 
 
 def zygote_pid() -> int:
-    """The zygote that would serve a start by this thread right now; started, if there is none."""
+    """Return the pid of the zygote that would serve a start by this thread. Start one if needed."""
     return spawner.current(attributes.take_inherited().fingerprint).pid
 
 
 @contextlib.contextmanager
 def frozen(pid: int) -> Generator[None]:
-    """A process of ours (a zygote, a keeper) that does not run, as on a machine that has no time for it."""
+    """Stop a guard (a zygote or keeper), as on a machine that has no time for it."""
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: state_of(pid) == "T", f"{pid} to be stopped")
@@ -251,7 +258,7 @@ def frozen(pid: int) -> Generator[None]:
 
 @contextlib.contextmanager
 def frozen_guards(leader: int) -> Generator[None]:
-    """The keeper of a command does not run, nor does the zygote, which would continue it."""
+    """Stop the keeper of a command, and the zygote, which would continue it."""
     keeper = parent_of(leader)
     with frozen(parent_of(keeper)), frozen(keeper):
         yield

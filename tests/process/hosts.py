@@ -1,8 +1,8 @@
-"""A host in a process of its own, to be killed, or to end without closing anything; and how it looks from outside.
+"""Host in another process that a test kills or ends without closing anything, and its view from outside.
 
-As a program it is told what to do by one line of JSON on stdin (never by argv: what has the marker there is counted).
-It starts the command and says so by a line of JSON, the pids of its forked siblings. Then it waits for one more line
-and ends, with the loop, the host and the command as they are.
+The program gets its order as one line of JSON on stdin, and not in argv, where the marker would count it. It starts the
+command and prints the pids of its forked siblings as a line of JSON. Then it waits for one more line and exits without
+closing the loop, the host or the command.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Order(TypedDict):
 # -- from outside ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A process as /proc showed it. pid and start time together are never used twice."""
+    """A process as /proc showed it. The pair of pid and start time is never reused."""
 
     pid: int
     name: str
@@ -64,8 +64,8 @@ def look(pid: int) -> Sight | None:
 
 @contextmanager
 def running(order: Order, errors: Path, up_seconds_max: float) -> Generator[tuple[subprocess.Popen[str], list[Sight]]]:
-    """A host that has started its command, and its siblings. All of them are gone, or about to be, afterwards."""
-    # The very Banksman that is tested here, wherever it was imported from.
+    """Run a host that has started its command and its siblings. All of them end after the block."""
+    # The Banksman under test, wherever it was imported from.
     env = {**os.environ, "PYTHONPATH": str(Path(banksman.__file__).parent.parent)}
     argv = [sys.executable, "-S", __file__]
     pipe = subprocess.PIPE
@@ -83,7 +83,7 @@ def running(order: Order, errors: Path, up_seconds_max: float) -> Generator[tupl
             assert line, f"the host has ended: {errors.read_text()}"
             yield host, [sight for pid in json.loads(line) if (sight := look(pid))]
         finally:
-            # The siblings end when their stdin does, which Popen closes on its way out.
+            # The siblings end when their stdin does. Popen closes it on exit.
             host.kill()
 
 
@@ -99,8 +99,8 @@ async def main(host: Host, order: Order) -> None:
         command.pause_reading()
     siblings: list[int] = []
     if order["has_siblings"]:
-        # One as Python forks, after whose fork Banksman can close its fds; and one as a library in C does, of which
-        # Python knows nothing: it holds copies of every lifeline.
+        # One sibling from Python's fork, after which Banksman can close its fds. One from a C library's fork, which
+        # Python does not see: it holds copies of every lifeline.
         libc = ctypes.PyDLL(None)
         siblings = [_sibling(os.fork), _sibling(libc.fork)]
     print(json.dumps(siblings), flush=True)
@@ -114,7 +114,7 @@ def _sibling(fork: Callable[[], int]) -> int:
 
 
 def _live_on() -> NoReturn:
-    """As long as somebody holds the other end of our stdin."""
+    """Live until the other end of stdin is closed."""
     signal.alarm(LIFE_SECONDS_MAX)
     while os.read(0, 4096):
         pass

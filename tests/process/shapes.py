@@ -1,16 +1,16 @@
-"""Process trees of every awkward shape, for the kill matrix: `python -I -S shapes.py MARKER SHAPE ROLE FIFO LEAVES`.
+"""Process trees of every difficult shape, for the kill matrix: `python -I -S shapes.py MARKER SHAPE ROLE FIFO LEAVES`.
 
-Each process of a tree has MARKER in its argv, which it cannot scrub as it can its environment. When the tree stands,
-the process that has the shape writes its pid to FIFO, last of all: whoever reads it knows that the rest is set up. Each
-keeps FIFO open for as long as it lives, so its end of file means that nobody is left, not even one who is too quick to
-be met in /proc.
+Each process of a tree has MARKER in its argv, which it cannot remove as it can its environment. When the tree is
+complete, the process with the shape writes its pid to FIFO as its last step. Each process keeps FIFO open for as long
+as it lives. So the end of file on FIFO means that no process is left, not even one that is too quick for a look at
+/proc.
 
-The leader is the command itself. In the role `leader` it has the shape; in the role `descendant` it is plain, and a
-child of it has the shape. LEAVES says when the leader goes of its own accord: `never`, or `at_eof` of its stdin. A
-daemon's leader always goes at once.
+The leader is the command itself. In the role `leader` it has the shape. In the role `descendant` it is plain, and a
+child of it has the shape. LEAVES says when the leader exits without a signal: `never`, or `at_eof` of its stdin. The
+leader of a daemon always exits immediately.
 
-Whatever becomes of the test, every process here ends by itself within `LIFE_SECONDS_MAX`. Standard library only, and
-little of it: a tree must stand in some tens of milliseconds.
+Every process here ends within `LIFE_SECONDS_MAX`, whatever happens to the test. The module uses only a small part of
+the standard library, because a tree must be up in some tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     Leaves = Literal["never", "at_eof"]
 
 LIFE_SECONDS_MAX = 60
-# The fork loop: how many lines of descent it has (each is one process, or two at the moment of a fork), and how long it
-# goes on. Few: what outruns a sweep is the rate of a line, and more of them only slow each other down.
+# The fork loop: the number of its lines of descent (each is one process, or two at the moment of a fork), and its
+# duration. The number is small: the rate of a line outruns a sweep, and more lines only slow each other down.
 LOOP_LINES = 8
 LOOP_SECONDS_MAX = 20
 
-# Shapes that a program in front of ours makes, as they come in real commands.
+# Shapes that a wrapper program makes, as in real commands.
 WRAPPERS = {"setsid": ("setsid",), "env_i_setsid": ("env", "-i", "setsid")}
 
 
 def argv(marker: str, shape: str, role: Role, fifo: str, leaves: Leaves) -> list[str]:
-    """The command line of a tree."""
+    """Return the command line of a tree."""
     if role == "leader" and shape in WRAPPERS:
-        # A command is the leader of its group, so setsid(1) has to fork; its `--wait` decides whether the leader stays
-        # or exits at once. (As a descendant it need not fork, and becomes the program itself.)
+        # A command is the leader of its group, so setsid(1) has to fork. Its `--wait` decides whether the leader stays
+        # or exits immediately. As a descendant it need not fork, and becomes the program itself.
         wait = ["--wait"] if leaves == "never" else []
         return [*WRAPPERS[shape], *wait, *_program(marker), "plain", "leader", fifo, "never"]
     return [*_program(marker), shape, role, fifo, leaves]
@@ -59,12 +59,13 @@ def main(marker: str, shape: str, role: str, fifo: str, leaves: str) -> None:
         _take_shape(shape, up, leaves)
         return
     wait_for_leader, leader_is_quiet = os.pipe()
-    # For the one that is blocked on a pipe to its leader, who holds the other end and never reads.
+    # For the shape that is blocked on a pipe to its leader. The leader holds the other end and never reads.
     _unread, full = os.pipe()
     if os.fork() == 0:
         _bound_life()
         os.close(leader_is_quiet)
-        os.read(wait_for_leader, 1)  # Its end: from here on the leader holds the inherited stdout no more.
+        # Wait for the end of file: from here on the leader does not hold the inherited stdout.
+        os.read(wait_for_leader, 1)
         os.close(wait_for_leader)
         if shape == "blocked_on_its_leader":
             os.dup2(full, 1)
@@ -80,14 +81,14 @@ def main(marker: str, shape: str, role: str, fifo: str, leaves: str) -> None:
 
 
 def _take_shape(shape: str, up: int, leaves: str) -> None:
-    """Become what `shape` says, say so, and stay."""
+    """Take the shape, report it, and stay."""
     if shape in ("blocked_on_full_stdout", "blocked_on_its_leader"):
         _block_on_stdout(up)
     if shape != "holds_stdout":
         _be_quiet()
     if shape == "double_fork":
         _daemonise()
-        leaves = "never"  # That was said to the leader, which is gone.
+        leaves = "never"  # That was for the leader, which is gone.
     if shape == "fork_loop":
         _fork_for_ever(up, leaves)
     if shape == "term_proof":
@@ -112,7 +113,7 @@ def _stay(leaves: str) -> None:
 
 
 def _be_quiet() -> None:
-    """Let go of the inherited stdout, so that a shape that holds it is the only one to."""
+    """Close the inherited stdout, so that only a shape that holds it has it open."""
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -120,12 +121,15 @@ def _be_quiet() -> None:
 
 
 def _bound_life() -> None:
-    """To be called in each process: a fork does not inherit the alarm."""
+    """Set the alarm. Each process calls this, because a fork does not inherit the alarm."""
     signal.alarm(LIFE_SECONDS_MAX)
 
 
 def _bound_life_of_stopped() -> None:
-    """An alarm stays pending while a process is stopped. SIGKILL does not, and a POSIX timer may send it."""
+    """Bound the life of a stopped process.
+
+    An alarm stays pending while a process is stopped. SIGKILL does not, and a POSIX timer may send it.
+    """
     import ctypes
 
     class SignalEvent(ctypes.Structure):
@@ -146,9 +150,9 @@ def _bound_life_of_stopped() -> None:
 
 
 def _daemonise() -> None:
-    """The two forks of every daemon. Returns in the last process, when both that came before it are gone."""
-    # Opened by the one it names, so it cannot be another's. It becomes readable when that one has ended, and by then
-    # the kernel has given its children to the next subreaper.
+    """Fork twice like a daemon. Return in the last process, when both earlier processes are gone."""
+    # Each process opens its own pidfd, so the pid cannot be another's. The pidfd becomes readable when that process has
+    # ended. By then the kernel has given its children to the next subreaper.
     first = os.pidfd_open(os.getpid())
     if os.fork():
         os._exit(0)
@@ -177,16 +181,18 @@ def _block_on_stdout(up: int) -> NoReturn:
         while True:
             os.write(1, chunk)
     except OSError:
-        # The reader is gone. Leaving now would hide a killer that forgot us.
+        # The reader is gone. An exit now would hide a killer that missed this process.
         while True:
             signal.pause()
 
 
 def _fork_for_ever(up: int, leaves: str) -> NoReturn:
-    """Fork as fast as it goes. The first process makes the lines of descent, and then children that end at once.
+    """Fork as fast as possible.
 
-    The lines do not end with it, nor with each other: a loop that died out by itself would hide a killer that is slow.
-    They end when nobody reads the fifo any more, that is, with the test: they are too quick for it to kill them.
+    The first process makes the lines of descent, and then children that exit immediately.
+
+    The lines do not end with it, nor with each other: a loop that died out without a signal would hide a slow killer.
+    They end when the reader closes the fifo, that is, with the test. They are too quick for the test to kill them.
     """
     over_at = time.monotonic() + LOOP_SECONDS_MAX
     reader_is_gone = select.poll()
@@ -207,10 +213,10 @@ def _fork_for_ever(up: int, leaves: str) -> NoReturn:
 
 
 def _be_a_line_of_descent(over_at: float, reader_is_gone: select.poll) -> NoReturn:
-    """A process that goes on in a child as soon as it is born, in a session of its own each time, and deaf to TERM.
+    """Continue in a new child forever: each child takes a new session, ignores TERM and forks the next.
 
-    Whoever has read its pid from /proc comes too late, unless it is quick to stop it; and no signal to a group, nor one
-    to each that is there at a moment, ends the line.
+    A killer that has read a pid from /proc comes too late, unless it stops the process quickly. No signal to a group,
+    and none to each process of one moment, ends the line.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while time.monotonic() < over_at and not reader_is_gone.poll(0):

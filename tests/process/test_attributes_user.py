@@ -1,9 +1,9 @@
-"""Commands of another user: become by root, started and ended by a helper for others, and named where nobody can.
+"""Commands of another user: started by root, or by a helper for other users, and reported where they cannot be ended.
 
-The cases that are not root's run in a program of their own that has become `nobody`. Its helper is a copy of `env` that
-belongs to root and is setuid: what it runs has root's rights, and to `env` the words `-u USER --` mean nothing that
-matters here. What it starts makes itself root altogether, as programs behind sudo are, and is then nobody's to signal.
-The program keeps one right of root's, to read any folder, because Python may be installed where only root can look.
+The cases without root run in a program that has become `nobody`. Its helper is a copy of `env` that belongs to root and
+is setuid. So its commands have root's rights, and the words `-u USER --` have no relevant effect on `env`. The started
+program makes itself root completely, as programs behind sudo are, and then `nobody` cannot signal it. The program keeps
+the right to read any folder, because Python may be installed where only root can look.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def root() -> None:
 
 @pytest.fixture
 def folder() -> Generator[Path]:
-    """A folder that everybody can enter. pytest's own cannot be."""
+    """A folder that every user can enter, unlike pytest's."""
     made = Path(tempfile.mkdtemp(prefix="banksman-user-"))
     made.chmod(0o755)
     yield made
@@ -85,7 +85,7 @@ def shown(done: banksman.Finished) -> dict[str, Any]:
 
 @pytest.fixture
 def python(folder: Path) -> Path:
-    """One that every user can run: the one that runs the tests may be where only root can look."""
+    """A Python that every user can run. The one that runs the tests may be where only root can look."""
     found = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin")
     if found is None:
         pytest.skip("there is no Python that every user can run")
@@ -150,8 +150,9 @@ async def test_terminal_belongs_to_the_user_of_the_command(folder: Path) -> None
     assert done.stdout.text.split() == [str(NOBODY), "mine", "opened"]
 
 
-# -- others ----------------------------------------------------------------------------------------------------------
-# What is run by the helper, or setuid of its own accord: root altogether, with a child in another session that is deaf.
+# -- other users -----------------------------------------------------------------------------------------------------
+# The program that the helper runs, or that is setuid itself: it becomes root completely, and its child in another
+# session ignores TERM.
 BECOMES_ROOT = """
 os.setresuid(0, 0, 0)
 def leave(*_):
@@ -190,8 +191,11 @@ asyncio.run(main())
 
 @contextlib.contextmanager
 def ended_as_nobody(marker: str, env: Path, *how: str, user_helper: list[str] | None) -> Generator[dict[str, Any]]:
-    """Nobody starts what becomes root, by `user=` or ("is_own") as a setuid program of its own, and stops it, perhaps
-    "at_once". What is left is killed in the end, by us who can; the host is still there until then."""
+    """Start a program that becomes root, as `nobody`, and stop it.
+
+    It starts by `user=`, or with "is_own" as a setuid program. The stop may be "at_once". At the end the test kills the
+    rest as root. The host stays until then.
+    """
     words = (env, ",".join(how), json.dumps(user_helper), *child(BECOMES_ROOT, marker))
     argv = as_nobody(program(ENDS, "no-marker", *words))
     pipe = subprocess.PIPE
@@ -208,7 +212,7 @@ def ended_as_nobody(marker: str, env: Path, *how: str, user_helper: list[str] | 
 
 
 def left_alive(marker: str) -> list[int]:
-    """Without the host, which has the words of its command in its own."""
+    """Return the marked processes without the host, whose argv contains the words of its command."""
     return sorted(pid for pid in alive(marker) if "no-marker" not in Path(f"/proc/{pid}/cmdline").read_text())
 
 

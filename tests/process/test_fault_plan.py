@@ -1,8 +1,8 @@
-"""The fault table: each system call of host, zygote and keeper fails once, at each place where a good run makes it.
+"""Fault table: each system call of host, zygote and keeper fails once, at each place where a good run makes it.
 
-The calls are not listed by hand: a good run is recorded through the one seam they all go through, and a second test
-reads the source for calls that go round the seam. Whatever fails, the caller sees an error or the truth, no process and
-no fd is left, and the next command works.
+The calls are not listed by hand: a good run is recorded through the one module that makes them all. A second test reads
+the source for calls that bypass that module. Whatever fails, the caller gets an error or the truth, no process and no
+fd is left, and the next command works.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = pathlib.Path(__file__).parent
 RUN = HERE.parents[1] / "src" / "banksman" / "process"
 SCENARIOS = ("plain", "limits", "tree")
 ROLES = ("host", "zygote", "keeper")
-# What the kernel says when it has no room, by call; the rest get the one that can always happen.
+# The errno that the kernel gives for a lack of resources, by call. The rest get the one that can always happen.
 ERRNO = {"fork": errno.EAGAIN, "posix_spawn": errno.EAGAIN, "pipe": errno.EMFILE, "socketpair": errno.EMFILE}
 TRUTH: dict[str, dict[str, Any]] = {
     "plain": {"ended": "exited", "code": 7, "signal": None, "stdout": "said", "survivors": []},
@@ -50,7 +50,7 @@ def run_host(scenario: str, *plans: str) -> list[dict[str, Any]]:
 
 @functools.cache
 def recorded(scenario: str) -> collections.Counter[tuple[str, str]]:
-    """How often each role makes each call in a good run."""
+    """Return how often each role makes each call in a good run."""
     with tempfile.TemporaryDirectory() as folder:
         record = os.path.join(folder, "calls")
         (seen,) = run_host(scenario, f"::::{record}")
@@ -60,11 +60,11 @@ def recorded(scenario: str) -> collections.Counter[tuple[str, str]]:
 
 
 def is_true(scenario: str, finished: dict[str, Any]) -> bool:
-    """The result is what really happened: nothing invented, nothing survived. How it ended may be unknown."""
+    """Check that the result is what happened: nothing invented, and no survivor. The end may be unknown."""
     if finished["survivors"]:
         return False
     if scenario == "tree":
-        # A keeper that dies early takes the tree with it, before it was up or the stop came.
+        # A keeper that dies early takes the tree with it, perhaps before the tree was up or the stop came.
         return finished["code"] is None and finished["stdout"] in ("", "up")
     return finished["code"] is None or finished == TRUTH[scenario]
 
@@ -77,7 +77,7 @@ def is_right(scenario: str, seen: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_failing_syscall_is_an_error_or_the_truth_and_never_a_leak(scenario: str, role: str) -> None:
-    # The first few and the last: what a loop does the seventh time it does like the sixth.
+    # The first few calls and the last: the seventh call of a loop behaves like the sixth.
     plans = [
         f"{role}:{call}:{nth}:{ERRNO.get(call, errno.ENOMEM)}:"
         for (who, call), times in sorted(recorded(scenario).items())
@@ -92,7 +92,7 @@ def test_failing_syscall_is_an_error_or_the_truth_and_never_a_leak(scenario: str
 
 
 def test_start_out_of_fds_is_an_error_with_a_hint_and_never_a_leak() -> None:
-    """The real thing: EMFILE from the kernel, at each number of fds that a start takes, one after another."""
+    """With EMFILE from the kernel, at each number of fds that a start takes, one after another."""
     done = subprocess.run([sys.executable, "-c", OUT_OF_FDS], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
@@ -127,15 +127,16 @@ async def main():
 asyncio.run(main())
 """
 
-# What these files may take from `os` themselves: what cannot fail for want of room, or is told by a value.
+# Names of `os` that these files may use directly: calls that do not fail for lack of resources, or that report by a
+# value.
 HARMLESS = {
     *("getpid", "getppid", "fsencode", "fsdecode", "strerror", "path", "environ", "environb", "PathLike", "defpath"),
     *("_exit", "waitstatus_to_exitcode", "fstat", "stat", "access", "lseek", "register_at_fork", "chdir"),
     *("getresuid", "getresgid", "getgroups", "getpriority", "setpriority", "sched_getscheduler", "readlink", "umask"),
 }
-# After its fork the child of a command with limits tells every failure through its pipe, whatever failed.
+# After its fork, the child of a command with limits reports every failure through its pipe.
 CHILD_ONLY = {"spawn.py": {"dup", "dup2", "open", "write", "close"}}
-# Who a user is, is looked up before anything is started; what fails there is an error of the caller.
+# The user is looked up before the start. A failure there is an error of the caller.
 BEFORE_START = {"attributes.py": {"geteuid", "getgrouplist", "getuid"}}
 FILES = (
     "process.py",

@@ -1,7 +1,6 @@
-"""A library in somebody's program: it changes nothing there, minds what the program does, and leaves with it.
+"""Banksman as a library in a program: it changes no state there, tolerates what the program does, and ends with it.
 
-Most of these run a program of their own, since what they are about is the state of a whole process. Scenarios 11, 18
-and 20.
+Most tests run a separate program, since they test the state of a whole process. Scenarios 11, 18 and 20.
 """
 
 from __future__ import annotations
@@ -39,19 +38,20 @@ from banksman import Ended, Finished, Host
 
 pytestmark = pytest.mark.thorough
 
-# libuv makes a pipe for signals once per process and keeps it; made here, it is not taken for a leak of the first test.
+# libuv makes a pipe for signals once per process and keeps it. Made here, it does not count as a leak of the first
+# test.
 uvloop.new_event_loop().close()
 
 
 def assert_clean(done: subprocess.CompletedProcess[str], marker: str, expected: str = "", code: int = 0) -> None:
-    """It said what it should, complained about nothing, and left nothing: looked at right after its exit."""
+    """Check the output, an empty stderr, and that no process is left right after the exit."""
     left = alive(marker)
     assert done.stderr == ""
     assert (done.stdout, done.returncode) == (expected, code)
     assert left == []
 
 
-# -- nothing of the program is changed -------------------------------------------------------------------------------
+# -- the state of the program ----------------------------------------------------------------------------------------
 def test_library_changes_no_state_of_the_program(marker: str) -> None:
     """Signal handlers, mask, wakeup fd, subreaper flag, folder, umask, limits, environment, executor, threads."""
     code = """
@@ -100,7 +100,7 @@ asyncio.run(main())
 
 
 def test_library_raises_no_warning_in_development_mode(marker: str) -> None:
-    """asyncio's debug mode checks threads and slow callbacks; every resource that is not closed is an error."""
+    """asyncio's debug mode checks threads and slow callbacks. Every unclosed resource is an error."""
     code = """
 async def main():
     async with banksman.Host() as host:
@@ -127,7 +127,7 @@ assert banksman.shutdown()
 
 
 def test_library_works_without_assertions(marker: str) -> None:
-    """`python -O`: no assert may do something that is needed."""
+    """`python -O`: no assert may have a needed side effect."""
     code = """
 async def main():
     async with banksman.Host() as host:
@@ -147,7 +147,7 @@ asyncio.run(main())
 
 
 async def test_library_leaves_the_programs_own_children_alone(marker: str) -> None:
-    """Not reaped, not signalled, not counted: neither those of `subprocess` nor a plain fork."""
+    """The library does not reap, signal or count children of `subprocess` or of a plain fork."""
     own = subprocess.Popen(child("hear(); sys.exit(7)", marker), stdin=subprocess.PIPE)
     try:
         async with Host() as host:
@@ -166,7 +166,7 @@ async def test_library_leaves_the_programs_own_children_alone(marker: str) -> No
 
 # -- loops and threads -----------------------------------------------------------------------------------------------
 async def _use_everything(marker: str) -> None:
-    """One of each: what a loop must be able to do for us."""
+    """Use every feature that needs something of the loop."""
     heard = Heard()
     done = await banksman.execute(child("os.write(1, bytes(3_000_000)); say('x', to=2)", marker), on_output=heard)
     assert (done.ended, done.stdout.total, done.stderr.text) == (Ended.EXITED, 3_000_000, "x\n")
@@ -212,7 +212,7 @@ def test_library_works_in_either_kind_of_loop_in_the_main_thread(marker: str, ki
 
 
 def _in_threads(*works: Any) -> None:
-    """Run each in a thread of its own, at once, and raise what any of them raised."""
+    """Run each function in a thread, all at the same time, and raise the first error."""
     errors: list[BaseException] = []
 
     def guarded(work: Any) -> None:
@@ -242,7 +242,7 @@ def test_library_works_in_several_loops_at_once(marker: str) -> None:
 
 
 def test_two_loops_that_take_turns_do_not_mix(marker: str) -> None:
-    """In one thread, each with commands that run on while the other loop has its turn."""
+    """Both loops are in one thread, and the commands of each run while the other loop has its turn."""
     loops = [asyncio.new_event_loop() for _ in range(2)]
     hosts = [Host() for _ in loops]
     try:
@@ -264,7 +264,7 @@ def test_two_loops_that_take_turns_do_not_mix(marker: str) -> None:
 
 
 def test_short_loops_in_many_threads_share_one_zygote(marker: str) -> None:
-    """Threads switch between any two bytecodes here, so that what is shared between loops is really contended."""
+    """Threads switch between any two bytecodes here, so that shared state is really contended."""
     zygote = zygote_pid()
     before = sys.getswitchinterval()
 
@@ -283,8 +283,11 @@ def test_short_loops_in_many_threads_share_one_zygote(marker: str) -> None:
 
 
 def test_command_started_from_a_short_lived_thread_lives_on(marker: str) -> None:
-    """Scenario 20: a parent-death signal is bound to the *thread* that spawned. Here the very first spawn, which starts
-    the zygote, is made by a thread that ends at once, and so is the next; the commands go on in another's care."""
+    """Scenario 20: the kernel binds a parent-death signal to the *thread* that spawned.
+
+    Here a thread that ends immediately makes the first spawn, which starts the zygote, and another makes the next. The
+    commands continue under another thread.
+    """
     code = """
 loop = asyncio.new_event_loop()
 host = banksman.Host()
@@ -314,10 +317,10 @@ loop.close()
     assert_clean(run_program(code, marker), marker, "all lived\n")
 
 
-# -- what the program does to itself ---------------------------------------------------------------------------------
+# -- actions of the program ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("when", ["before_the_loop", "inside_the_loop"])
 def test_library_opens_no_file_on_closed_standard_fds(marker: str, tmp_path: Path, when: str) -> None:
-    """The kernel hands 0, 1 and 2 out again; the next print() of anybody would write into what is there."""
+    """The kernel hands out 0, 1 and 2 again. The next print() of any code would write into the file there."""
     code = """
 def close_stdio():
     for fd in (0, 1, 2):
@@ -367,7 +370,10 @@ with open(WORDS[0], "w") as file:
 
 
 def test_fork_of_the_program_holds_none_of_our_pipes(marker: str) -> None:
-    """It lives on, and the command's pipes end all the same: its stdin when we close it, its output with the tree."""
+    """The forked process lives on, and the command's pipes still end.
+
+    Its stdin ends at the close, and its output with the tree.
+    """
     code = """
 async def main():
     async with banksman.Host() as host:
@@ -393,7 +399,10 @@ asyncio.run(main())
 
 
 def test_fork_during_waiting_starts_holds_none_of_their_pipes(marker: str) -> None:
-    """Those that wait still have both ends of their pipes; the fork must not, or nobody would see the end of them."""
+    """A waiting start has both ends of its pipes.
+
+    The forked process must not have them, or the pipes would never end.
+    """
     code = """
 async def main():
     held, hold = os.pipe()
@@ -418,7 +427,7 @@ asyncio.run(main())
 
 
 def test_library_works_beside_multiprocessing(marker: str) -> None:
-    """A forked worker lives through a command's life, uses Banksman itself, and its exit ends nothing of ours."""
+    """A forked worker lives through a command's life and uses Banksman too. Its exit ends no command of the parent."""
     code = """
 import multiprocessing
 import warnings
@@ -447,7 +456,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("how", ["waits_for_any_child", "ignores_sigchld"])
 def test_library_works_in_a_program_that_reaps_every_child(marker: str, how: str) -> None:
-    """The zygote is a child of the program, and may be reaped by it before we do; also one that was killed."""
+    """The zygote is a child of the program, which may reap it before the library does. The test also kills zygotes."""
     code = """
 reaped = []
 
@@ -482,7 +491,7 @@ asyncio.run(main())
 
 
 def test_write_to_closed_stdin_does_not_kill_a_program_with_default_sigpipe(marker: str) -> None:
-    """In the main thread and in another; and the mask and the handler are what they were."""
+    """In the main thread and in another. The mask and the handler stay the same."""
     code = """
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
@@ -509,7 +518,10 @@ thread.join()
 
 
 def test_library_processes_hold_no_folder_of_the_program(marker: str, tmp_path: Path) -> None:
-    """It may be on a mount that somebody wants to unmount: the program has left it, and only the command is there."""
+    """The folder may be on a mount that an operator wants to unmount.
+
+    The program has left it, and only the command is there.
+    """
     code = """
 os.chdir(WORDS[0])
 
@@ -538,7 +550,7 @@ async def test_killed_zygote_is_replaced_and_running_commands_continue(marker: s
         await wait_said(command, "ready")
         zygote = zygote_pid()
         os.kill(zygote, signal.SIGKILL)
-        # While it is still dying its socket takes orders, which then fail with an error that says to try again.
+        # While the zygote dies, its socket still takes orders. These then fail with an error that suggests a retry.
         wait_until(lambda: state_of(zygote) in ("Z", ""), "the zygote's death")
         results = await asyncio.gather(*(banksman.execute(child("sys.exit(0)", marker)) for _ in range(5)))
         assert {done.code for done in results} == {0}
@@ -548,10 +560,10 @@ async def test_killed_zygote_is_replaced_and_running_commands_continue(marker: s
     wait_until(lambda: state_of(zygote) == "", "the dead zygote to be reaped")
 
 
-# -- the loop goes without a word ------------------------------------------------------------------------------------
+# -- loops that end without a shutdown -------------------------------------------------------------------------------
 @pytest.mark.parametrize("whose", ["default", "own"])
 def test_loop_closed_without_shutdown_leaks_nothing_after_the_next_use(marker: str, tmp_path: Path, whose: str) -> None:
-    """`loop.close()` and nothing else. By the next use of the library tree, fds and spill file are gone."""
+    """`loop.close()` and nothing else. By the next use of the library the tree, the fds and the spill file are gone."""
     code = """
 from banksman.process.zygote_client import spawner
 
@@ -602,8 +614,10 @@ assert not os.path.exists(f"/proc/{old}")
 
 
 def test_start_during_loop_shutdown_is_refused(marker: str) -> None:
-    """Scenario 18. The loop closes its async generators, ours among them, in no particular order; whichever is first,
-    the command of the other is refused or ended, and no host is made that nobody would drain."""
+    """Scenario 18. The loop closes its async generators, including the library's, in no particular order.
+
+    Whichever comes first, the command of the other is refused or ended, and no host is made that nothing would drain.
+    """
     code = """
 import warnings
 warnings.simplefilter("error")
@@ -631,7 +645,7 @@ generator = asyncio.run(main())
 
 
 async def test_host_dropped_without_close_is_drained_at_the_end_of_its_loop(marker: str) -> None:
-    """Nobody has a reference to it any more; it holds itself as long as something runs."""
+    """No reference to the host exists. It references itself as long as a command runs."""
 
     async def drop() -> None:
         command = await start(Host(), child('say("ready"); stay()', marker))
@@ -649,7 +663,7 @@ async def test_host_dropped_without_close_is_drained_at_the_end_of_its_loop(mark
     assert alive(marker) == []
 
 
-# -- the program goes ------------------------------------------------------------------------------------------------
+# -- the end of the program ------------------------------------------------------------------------------------------
 GOES = """
 def main():
     loop = asyncio.new_event_loop()
@@ -686,7 +700,7 @@ WAYS: dict[str, tuple[str, int]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_interpreter_exit_without_close_leaves_nothing(marker: str, way: str) -> None:
-    """Scenario 11: the exit waits for the trees, which ignore TERM, so nothing is left when it is through."""
+    """Scenario 11: the exit waits for the trees, which ignore TERM, so no process is left afterwards."""
     code, status = WAYS[way]
     done = run_program(GOES + code, marker)
     left = alive(marker)
@@ -706,7 +720,7 @@ def test_uncaught_exception_is_shown_and_leaves_nothing(marker: str) -> None:
 
 @pytest.mark.parametrize("way", ["os._exit(7)", "os.abort()", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_program_that_dies_without_exit_handlers_leaves_nothing(marker: str, way: str) -> None:
-    """Scenario 11 for those who never come to the exit handlers: the guards see it, and need a moment."""
+    """Scenario 11 without exit handlers: the guards notice the death, and need a moment."""
     code = f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); main(); {way}"
     done = run_program(GOES + code, marker)
     assert done.stdout == "ready\n"
@@ -715,7 +729,7 @@ def test_program_that_dies_without_exit_handlers_leaves_nothing(marker: str, way
 
 
 def test_interrupted_program_ends_its_trees_before_it_exits(marker: str) -> None:
-    """Ctrl-C: asyncio cancels the main task, and the end of the loop is the end of its commands."""
+    """Ctrl-C: asyncio cancels the main task, and the end of the loop ends its commands."""
     code = """
 async def main():
     async with banksman.Host() as host:
@@ -739,8 +753,10 @@ except KeyboardInterrupt:
 
 
 def test_program_output_ends_with_the_program(marker: str) -> None:
-    """No process of ours holds the program's stdout or stderr: `program | less` ends with the program, also while the
-    guards still end a stubborn tree."""
+    """No process of the library holds the program's stdout or stderr.
+
+    So `program | less` ends with the program, also while the guards still end a stubborn tree.
+    """
     code = GOES.replace("grace=0.3", "grace=2") + "main(); os._exit(0)"
     with running_program(code, marker) as running:
         assert running.stdout is not None
@@ -752,7 +768,7 @@ def test_program_output_ends_with_the_program(marker: str) -> None:
 
 # -- shutdown --------------------------------------------------------------------------------------------------------
 def test_shutdown_ends_and_awaits_the_commands_of_every_loop(marker: str) -> None:
-    """From any thread, more than once, and at once; a later command starts anew."""
+    """From any thread, repeatedly and concurrently. A later command starts a new zygote."""
     code = """
 results, started = [], threading.Barrier(3)
 
@@ -786,7 +802,7 @@ assert zygote_pid() != zygote
 
 
 def test_shutdown_returns_true_only_when_over_though_another_thread_began_it(marker: str) -> None:
-    """Whoever is told True may rely on it: two at once, and neither returns True while the tree lives."""
+    """A caller that gets True may rely on it: of concurrent calls, none returns True while the tree lives."""
     code = """
 async def main():
     heard = Heard()
@@ -810,7 +826,7 @@ asyncio.run(main())
 
 
 def test_shutdown_imports_nothing() -> None:
-    """It is called in signal handlers: a second signal would find a module that is half there."""
+    """Signal handlers call it: a second signal would find a half-imported module."""
     code = """
 import sys, banksman
 before = set(sys.modules)
@@ -822,7 +838,7 @@ print(set(sys.modules) - before)
 
 
 def test_shutdown_in_a_signal_handler_may_be_entered_twice(marker: str) -> None:
-    """A service manager, or a person, that is not patient: the handler is entered again while it waits in the first."""
+    """An impatient service manager or user: the handler is entered again while the first call waits."""
     code = """
 def on_term(number, frame):
     os.write(1, b"asked\\n")  # Not print(), which must not be entered again by a signal that comes inside of it.

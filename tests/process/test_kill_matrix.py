@@ -1,13 +1,12 @@
-"""The kill matrix: every ending × every shape of tree × the shape as leader or as descendant, and nothing is left (G6).
+"""Kill matrix: every ending × every shape of tree × the shape as leader or descendant leaves no process (G6).
 
-Each cell starts a real tree (`shapes.py`), waits for its word that it stands, applies the ending, and has the processes
-that hold the cell's marker in their argv counted from /proc by another process that knows nothing of Banksman
-(`count.py`). Where the ending has a result, the count is taken at once: "over" must mean over. Where the host is dead
-there is nobody to say so, and the count has one deadline. The guards (keeper, and the zygote of a dead host) must go
-too.
+Each cell starts a real tree (`shapes.py`), waits until it is up, and applies the ending. Then another process that
+imports nothing of Banksman (`count.py`) counts the processes with the cell's marker in their argv from /proc. Where the
+ending has a result, the count follows immediately: "over" must mean over. Where the host is dead, nothing reports the
+end, and the count has one deadline. The guards (the keeper, and the zygote of a dead host) must end too.
 
-The control at the end does the same to the same trees with `subprocess` and `killpg`, and must find some left:
-otherwise the zeros above would prove nothing.
+The control at the end does the same to the same trees with `subprocess` and `killpg`, and must find some processes
+left. Otherwise the zeros above would prove nothing.
 """
 
 from __future__ import annotations
@@ -45,13 +44,14 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 GRACE_SECONDS = 0.3
 LINGER_SECONDS = 0.05
-# For a leader that goes at once while its daemon stays: the ending under test must come before the linger's own.
+# For a leader that exits immediately while its daemon stays: the ending under test must come before the end of the
+# linger.
 LONG_LINGER_SECONDS = 30.0
-# One deadline for an ending, and one for a tree to stand up on a busy machine.
+# One deadline for an ending, and one for a tree to start on a busy machine.
 GONE_SECONDS_MAX = GRACE_SECONDS + 10.0
 UP_SECONDS_MAX = 30.0
-# Where the ending is a clock that starts with the tree, the tree must stand before it runs out. On a busy machine it
-# may not; such a run proves nothing, and is made again with more patience.
+# Where the ending is a timer that starts with the tree, the tree must be up before it fires. On a busy machine it may
+# not be. Such a run proves nothing, and is repeated with more patience.
 PATIENCE_SECONDS = (0.4, 1.6, 6.4)
 
 ENDINGS = (
@@ -63,7 +63,7 @@ SHAPES = (
     *("holds_stdout", "blocked_on_full_stdout"),
 )
 ROLES: tuple[Role, ...] = ("leader", "descendant")
-# What a signal to the leader's group does not reach.
+# Shapes that a signal to the leader's group does not reach.
 ESCAPES = ("setsid", "double_fork", "env_i_setsid", "fork_loop")
 
 
@@ -78,13 +78,13 @@ class Cell:
 
     @property
     def does_leader_go_at_once(self) -> bool:
-        """A leader that daemonises has exited by the time its tree stands. `setsid` does so if not told to wait."""
+        """A leader that daemonises has exited before its tree is up. So has `setsid` without its option to wait."""
         wrapped = self.shape in shapes.WRAPPERS and self.ending == "exit"
         return self.role == "leader" and (self.shape == "double_fork" or wrapped)
 
     @property
     def is_ended_by_a_clock(self) -> bool:
-        """That is, by a time that is counted from the start of the tree, and not by our doing."""
+        """Whether a time counted from the start of the tree ends it, and not an action of the test."""
         return self.ending in ("timeout", "idle_timeout") or (self.ending == "exit" and self.does_leader_go_at_once)
 
     @property
@@ -93,13 +93,13 @@ class Cell:
 
     @property
     def variant(self) -> str:
-        """The name by which `shapes.py` knows the shape."""
-        # Blocked on our pipe it would not count as idle (see IMPOSSIBLE); blocked on its leader's, it does.
+        """Return the name of the shape in `shapes.py`."""
+        # Blocked on the host's pipe it would not count as idle (see IMPOSSIBLE). Blocked on its leader's pipe it does.
         is_idle = self.ending == "idle_timeout" and self.shape == "blocked_on_full_stdout"
         return "blocked_on_its_leader" if is_idle else self.shape
 
 
-# The cells that cannot exist, each with the reason.
+# Cells that cannot exist, each with the reason.
 IMPOSSIBLE = {
     "exit-stopped-leader": "a stopped process runs no instruction, so it cannot exit of its own accord",
     "exit-blocked_on_full_stdout-leader": "a process blocked in write() runs nothing either; if it goes on, it was not",
@@ -111,8 +111,10 @@ RUN = [cell for cell in PRODUCT if str(cell) not in IMPOSSIBLE]
 
 
 def marked(cell: Cell) -> ParameterSet:
-    """In `make test` every ending meets a third of the shapes, every shape a third of the endings, each in one of its
-    roles, in turn. In `make prove` all others."""
+    """Select the cells of `make test`: each ending meets a third of the shapes, and each shape a third of the endings.
+
+    The roles alternate. `make prove` runs all the other cells.
+    """
     place = ENDINGS.index(cell.ending) + SHAPES.index(cell.shape)
     is_first = place % len(ROLES) == ROLES.index(cell.role)
     has_other = str(Cell(cell.ending, cell.shape, _other(cell.role))) not in IMPOSSIBLE
@@ -124,7 +126,7 @@ def _other(role: Role) -> Role:
     return "descendant" if role == "leader" else "leader"
 
 
-# -- looking at processes from outside -------------------------------------------------------------------------------
+# -- a look at processes from outside --------------------------------------------------------------------------------
 def count(marker: str) -> list[int]:
     command = [sys.executable, "-I", "-S", str(HERE / "count.py"), marker]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=UP_SECONDS_MAX)
@@ -132,7 +134,7 @@ def count(marker: str) -> list[int]:
 
 
 async def wait_until(is_so: Callable[[], Any], what: str, seconds_max: float = GONE_SECONDS_MAX) -> None:
-    """Look until it is so. These are nobody's children that could be waited for, and /proc sends no word."""
+    """Poll until the condition holds. These processes are not children, and /proc sends no events."""
     deadline = time.monotonic() + seconds_max
     while not is_so():
         assert time.monotonic() < deadline, what
@@ -140,7 +142,10 @@ async def wait_until(is_so: Callable[[], Any], what: str, seconds_max: float = G
 
 
 async def find_keeper(pid: int) -> Sight:
-    """The keeper above a process of the tree. The ones between may be gone before they are looked at: then again."""
+    """Return the keeper above a process of the tree.
+
+    A process between them may exit during the look; then look again.
+    """
     deadline = time.monotonic() + UP_SECONDS_MAX
     while time.monotonic() < deadline:
         sight = look(pid)
@@ -155,19 +160,19 @@ async def find_keeper(pid: int) -> Sight:
 # -- a tree ----------------------------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Tree:
-    """One tree, and the fifo on which it says that it stands, and which each of its processes holds."""
+    """One tree, and the fifo on which it reports that it is up. Each of its processes holds the fifo open."""
 
     argv: list[str]
     shape: str
     marker: str
     fifo: int
-    # How many processes it has at least, once it stands.
+    # Smallest number of processes once it is up.
     size: int
-    # The process that has the shape, known once it stands.
+    # The process with the shape, known once it is up.
     pid: int = 0
 
     async def is_up(self, ending: asyncio.Future[Finished] | None = None) -> bool:
-        """Wait for the tree to stand; False if the command has ended before it did."""
+        """Wait until the tree is up. Return False if the command has ended before that."""
         loop = asyncio.get_running_loop()
         said: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self.fifo, lambda: said.done() or said.set_result(None))
@@ -182,21 +187,21 @@ class Tree:
             return False
         word = os.read(self.fifo, 64)
         if not word:
-            return False  # All who held it are gone, and none has said a word.
+            return False  # All holders are gone, and none has written.
         self.pid = int(word)
-        # Its last word comes before its last step, which is to stop, or to block.
+        # The process reports before its last step, which is to stop or to block.
         state = {"stopped": "T", "blocked_on_full_stdout": "S", "blocked_on_its_leader": "S"}.get(self.shape)
         if state is not None:
             await wait_until(lambda: (sight := look(self.pid)) and sight.state == state, f"it is not in state {state}")
-        # The count must see the whole of it now, or its zero later would mean nothing.
+        # The count must see the whole tree now, or its later zero would mean nothing.
         standing = count(self.marker)
         return self.pid in standing and len(standing) >= self.size
 
     def left(self) -> list[int]:
-        """Who is left of it, counted from outside; [0] if it is not seen but still holds the fifo.
+        """Return the remaining processes, counted from outside; [0] if none is seen but the fifo is still held.
 
-        What forks and exits without a pause is not met by one who reads a list of pids and then looks at each: that
-        finds nobody, and proves nothing.
+        A reader that lists pids and then looks at each misses a process that forks and exits without a pause. It finds
+        none, and proves nothing.
         """
         seen = count(self.marker)
         return seen or [0] * self.is_held()
@@ -213,7 +218,7 @@ def planted(folder: Path, marker: str, shape: str, role: Role, leaves: Leaves) -
     path = folder / f"up-{time.monotonic_ns()}"
     os.mkfifo(path)
     fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    # The leader and the one it started, or the wrapper and the one it waits for.
+    # The leader and the process that it started, or the wrapper and the process that it waits for.
     has_two = role == "descendant" or (shape in shapes.WRAPPERS and leaves == "never")
     try:
         yield Tree(shapes.argv(marker, shape, role, str(path), leaves), shape, marker, fifo, size=2 if has_two else 1)
@@ -221,14 +226,14 @@ def planted(folder: Path, marker: str, shape: str, role: Role, leaves: Leaves) -
         os.close(fifo)
 
 
-# -- endings with a host that lives ----------------------------------------------------------------------------------
+# -- endings under a live host ---------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Run:
-    """A tree that stands, under a host in this process."""
+    """A tree that is up, under a host in this process."""
 
     host: Host
     command: Command
-    # Whoever waits for the end: of `execute`, or of the command.
+    # The wait for the end, of `execute` or of the command.
     ending: asyncio.Future[Finished]
     keeper: Sight
 
@@ -236,7 +241,7 @@ class Run:
 async def start(cell: Cell, tree: Tree, patience: float) -> tuple[Host, Command, asyncio.Future[Finished]]:
     linger = LINGER_SECONDS
     if cell.does_leader_go_at_once:
-        # Beyond the timeout, where there is one: the clock runs out while the daemon lingers.
+        # Longer than the timeout, if there is one: it fires while the daemon lingers.
         linger = {"exit": patience, "timeout": 2 * patience, "idle_timeout": 2 * patience}.get(
             cell.ending, LONG_LINGER_SECONDS
         )
@@ -246,7 +251,7 @@ async def start(cell: Cell, tree: Tree, patience: float) -> tuple[Host, Command,
         ending = asyncio.ensure_future(
             banksman.execute(tree.argv, timeout=timeout, idle_timeout=idle_timeout, grace=GRACE_SECONDS, linger=linger)
         )
-        await asyncio.sleep(0)  # It runs to its first wait, and by then there is a command.
+        await asyncio.sleep(0)  # The task runs to its first wait, and then there is a command.
         host = default_host()
         [command] = [command for command in host.commands() if not command.is_over]
     else:
@@ -265,7 +270,7 @@ async def end_by_itself(run: Run) -> None:
 
 
 async def end_by_clock(run: Run) -> None:
-    """There is nothing to do but wait."""
+    """Do nothing: the timer ends it."""
 
 
 async def end_by_cancel(run: Run) -> None:
@@ -273,7 +278,7 @@ async def end_by_cancel(run: Run) -> None:
     run.ending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run.ending
-    # The one who waited is gone. The teardown is not his, and its end is in the host's list.
+    # The cancelled task is gone. The teardown does not belong to it, and the host lists its end.
     run.ending = asyncio.ensure_future(run.command.wait())
 
 
@@ -287,7 +292,7 @@ async def end_by_close(run: Run) -> None:
 
 
 async def end_by_two_closes(run: Run) -> None:
-    """Neither may return before it is over: the one who comes second has no less a promise."""
+    """Neither call may return before the end: the second has the same promise."""
     await asyncio.gather(end_by_close(run), end_by_close(run))
 
 
@@ -297,7 +302,7 @@ async def end_by_keeper_sigkill(run: Run) -> None:
 
 
 async def end_after_zygote_sigkill(run: Run) -> None:
-    """The keeper goes on without its zygote, and the next command gets a new one."""
+    """The keeper continues without its zygote, and the next command gets a new one."""
     zygote = look(run.keeper.parent)
     assert zygote is not None
     assert zygote.pid == spawner.current(attributes.take_inherited().fingerprint).pid
@@ -325,7 +330,7 @@ ENDED = {
     **{"exit": Ended.EXITED, "timeout": Ended.TIMEOUT, "idle_timeout": Ended.IDLE_TIMEOUT, "cancel": Ended.CANCELLED},
     **{"stop": Ended.STOPPED, "zygote_sigkill": Ended.STOPPED},
     **{"host_closed": Ended.HOST_CLOSED, "close_twice_at_once": Ended.HOST_CLOSED},
-    # Nobody asked for an end: that its keeper was killed shows in the signal.
+    # No caller asked for an end. The signal shows that the keeper was killed.
     "keeper_sigkill": Ended.EXITED,
 }
 
@@ -341,7 +346,7 @@ async def check_under_a_living_host(cell: Cell, folder: Path, marker: str) -> No
                 assert cell.is_ended_by_a_clock, f"it ended before it stood: {ending}"
                 await ending
             finally:
-                # The one of `execute` lives as long as the loop.
+                # The host of `execute` lives as long as the loop.
                 if host is not default_host():
                     await host.close()
     pytest.fail(f"the tree did not stand within {PATIENCE_SECONDS[-1]} s")
@@ -349,7 +354,7 @@ async def check_under_a_living_host(cell: Cell, folder: Path, marker: str) -> No
 
 async def check_ending(cell: Cell, tree: Tree, run: Run) -> None:
     if cell.does_leader_go_at_once:
-        # The daemon has seen its leader go. The host must have, too, or the two would race below.
+        # The daemon has seen its leader exit. The host must have seen it too, or the two would race below.
         await wait_until(lambda: run.command.state is not State.RUNNING, "the host does not know of the leader's exit")
     async with asyncio.timeout(GONE_SECONDS_MAX):
         await END[cell.ending](run)
@@ -357,14 +362,14 @@ async def check_ending(cell: Cell, tree: Tree, run: Run) -> None:
     left = tree.left()
     assert left == []
     check_result(cell, tree, run.command, finished)
-    # It leaves when it has made its report, so it may still be on its way.
+    # The keeper exits after its report, so it may still be on its way.
     await wait_until(lambda: not run.keeper.is_there, "the keeper is left")
 
 
 def check_result(cell: Cell, tree: Tree, command: Command, finished: Finished) -> None:
     assert finished.survivors == ()
     assert finished.drained
-    # A command that has exited by itself is not timed out, stopped or closed, whatever comes while its rest lingers.
+    # A command that has exited is not timed out, stopped or closed, whatever happens during the linger.
     has_exited = cell.ending == "exit" or cell.does_leader_go_at_once
     assert finished.ended is (Ended.EXITED if has_exited else ENDED[cell.ending])
     assert finished.code == (0 if has_exited else None)
@@ -374,10 +379,10 @@ def check_result(cell: Cell, tree: Tree, command: Command, finished: Finished) -
 
     swept = {process.pid: process.command for process in finished.swept}
     assert command.pid not in swept
-    # Nobody else's. One that was about to end when it was looked at may have had no argv any more.
+    # No process of others. One that was about to end at the look may have had no argv.
     assert [name for name in swept.values() if name and tree.marker not in name] == []
     is_alone = cell.role == "leader" and cell.shape not in ESCAPES
-    # Those in the leader's group get its TERM, and may be gone before anybody has to sweep them.
+    # Processes in the leader's group get its TERM, and may be gone before a sweep.
     is_out_of_reach = cell.shape in (*ESCAPES, "term_proof") or cell.ending in ("exit", "keeper_sigkill")
     if is_alone:
         assert swept == {}
@@ -387,7 +392,7 @@ def check_result(cell: Cell, tree: Tree, command: Command, finished: Finished) -
         assert tree.pid in swept
 
 
-# -- endings that cost the host its life -----------------------------------------------------------------------------
+# -- endings that kill the host --------------------------------------------------------------------------------------
 async def check_with_a_host_that_dies(cell: Cell, folder: Path, marker: str) -> None:
     has_siblings = cell.ending == "host_sigkill_with_forked_sibling"
     errors = folder / "stderr"
@@ -409,7 +414,7 @@ async def check_with_a_host_that_dies(cell: Cell, folder: Path, marker: str) -> 
             if cell.ending == "interpreter_exit":
                 hosts.let_end(host)
                 assert host.wait(GONE_SECONDS_MAX) == 0
-                # It waits for its commands on its way out, so there is nothing to wait for here.
+                # The interpreter waits for its commands at exit, so the test need not wait.
                 left = tree.left()
                 assert left == []
                 assert errors.read_text() == ""
@@ -431,7 +436,7 @@ async def test_tree_ends_completely_for_every_ending_and_shape(cell: Cell, tmp_p
     try:
         await check(cell, tmp_path, marker)
     except BaseException:
-        # What a failed cell has left would be a load on the next ones, and make them fail too.
+        # The remains of a failed cell would be a load on the next cells, and make them fail too.
         await wait_until(lambda: not kill_each(marker), "the rest of a failed cell does not die")
         raise
 
@@ -458,7 +463,7 @@ async def test_killpg_leaves_processes_outside_the_group(shape: str, role: Role,
             try:
                 assert await tree.is_up()
             finally:
-                # The leader is our own child and not yet waited for, so its number is still its own, and its group's.
+                # The leader is an unreaped child of this process, so its pid and its group id cannot be reused.
                 os.killpg(leader.pid, signal.SIGKILL)
                 leader.wait()
             if shape not in ESCAPES:
@@ -472,7 +477,7 @@ async def test_killpg_leaves_processes_outside_the_group(shape: str, role: Role,
 
 
 def kill_each(marker: str) -> list[int]:
-    """Kill what is left, pid by pid; who it was."""
+    """Kill the remaining processes, pid by pid, and return them."""
     left = count(marker)
     for pid in left:
         try:
@@ -480,11 +485,11 @@ def kill_each(marker: str) -> list[int]:
         except ProcessLookupError:
             continue
         try:
-            # Opened first, looked at second: if it still has the marker, then the pidfd is one of ours.
+            # Open first, check second: if the process still has the marker, the pidfd is that of a marked process.
             if marker.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
         except OSError:
-            pass  # It ended by itself meanwhile.
+            pass  # It has ended meanwhile.
         finally:
             os.close(fd)
     return left

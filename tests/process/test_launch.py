@@ -1,5 +1,6 @@
-"""What a caller gives: wrong things, each an error that says who must act and how, with nothing spawned; and right
-things, each arriving in the child as it was at the call.
+"""Arguments of a command: a wrong one is an error with a hint and starts nothing, and a right one reaches the child.
+
+The child gets the values as they were at the call.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NOBODY = 65534
 def nobodys_python() -> str:
     """A Python that a user without rights can run, for programs that become one.
 
-    Their zygote is started after that, from the same Python, and a developer's may live in a closed home.
+    Their zygote starts after that, from the same Python, and a developer's Python may be in a closed home.
     """
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
@@ -52,11 +53,11 @@ def nobodys_python() -> str:
     pytest.skip("there is no Python here that a user without rights can run")
 
 
-# How another Python finds the package under test.
+# Variables by which another Python finds the package under test.
 SOURCE = {"PYTHONPATH": str(Path(banksman.__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-# -- wrong, and seen before anything is asked for --------------------------------------------------------------------
+# -- errors seen before a start --------------------------------------------------------------------------------------
 NAN, INF = math.nan, math.inf
 OF_ARGV: dict[str, tuple[Any, type[UsageError]]] = {
     "empty": ([], UsageError),
@@ -141,7 +142,7 @@ OF_OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", OF_ARGV)
 async def test_invalid_argv_is_a_usage_error_and_spawns_nothing(marker: str, case: str) -> None:
-    """The zygote is frozen: had it been asked for anything, there would be no answer, and no error so soon."""
+    """The zygote is stopped: a start would get no answer from it, and no error so soon."""
     argv, kind = OF_ARGV[case]
     if isinstance(argv, list):
         argv = [marker if word == "MARKER" else word for word in cast("list[Any]", argv)]
@@ -196,7 +197,7 @@ async def test_pass_fds_with_a_duplicate_is_a_usage_error(marker: str) -> None:
         os.close(write_end)
 
 
-# -- wrong, and seen only by the kernel ------------------------------------------------------------------------------
+# -- errors that only the kernel sees --------------------------------------------------------------------------------
 SCRIPTS: dict[str, bytes] = {
     "garbage": b"\x00\x01\x02 this is no program",
     "a script that names no interpreter": b"echo hello\n",
@@ -210,7 +211,7 @@ SCRIPTS: dict[str, bytes] = {
 async def test_unrunnable_file_raises_program_not_executable(
     marker: str, tmp_path: Path, case: str, limits: dict[str, int] | None
 ) -> None:
-    """Also on the other way to start one, by fork, which commands with limits take. Never silently a shell."""
+    """Also by fork, the other way to start, which commands with limits take. No shell runs the file."""
     path = tmp_path / "program"
     path.write_bytes(SCRIPTS[case])
     path.chmod(0o700)
@@ -224,7 +225,7 @@ async def test_unrunnable_file_raises_program_not_executable(
 async def test_argv_and_env_beyond_the_kernel_limit_are_a_usage_error(
     marker: str, what: str, limits: dict[str, int] | None
 ) -> None:
-    """One word of 128 KiB is too long; all words and the environment together may be a few MiB."""
+    """One word of 128 KiB is too long. All words and the environment together may be a few MiB."""
     argv, env = child("stay()", marker), {}
     if what == "one word":
         argv.append("x" * 200_000)
@@ -239,7 +240,7 @@ async def test_argv_and_env_beyond_the_kernel_limit_are_a_usage_error(
 
 
 async def test_argv_and_env_just_below_the_kernel_limit_arrive_whole(marker: str) -> None:
-    """Far more than one message between our processes could carry."""
+    """Far more than one message between the processes could carry."""
     argv = child("say(len(WORDS), sum(map(len, WORDS)), len(os.environ['BIG']))", marker, *["x" * 100_000] * 10)
     done = await banksman.execute(argv, env={"BIG": "y" * 100_000})
     assert done.stdout.text == "10 1000000 100000\n"
@@ -257,7 +258,7 @@ async def test_limit_that_only_root_may_raise_is_a_usage_error(marker: str) -> N
 
 
 def test_missing_permission_of_the_user_is_a_usage_error(marker: str, nobodys_python: str) -> None:
-    """A folder, a program and a limit that are closed to this user, who is not the root that runs the tests."""
+    """A folder, a program and a limit that are closed to this user, unlike to the root that runs the tests."""
     code = """
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
@@ -276,7 +277,7 @@ async def main():
 asyncio.run(main())
 """
     with tempfile.TemporaryDirectory() as name:
-        # Everybody may enter, unlike pytest's own folder: what is refused in it is refused for its own sake.
+        # Every user may enter, unlike pytest's folder. So each refusal has its cause in the entry itself.
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "closed").mkdir(mode=0o700)
@@ -285,7 +286,7 @@ asyncio.run(main())
     assert done.stdout == "ProgramNotExecutable True\nUsageError True\nUsageError True\n", done.stderr
 
 
-# -- the program that is run -----------------------------------------------------------------------------------------
+# -- the program -----------------------------------------------------------------------------------------------------
 async def test_argv_never_passes_through_a_shell(marker: str) -> None:
     words = ["$HOME", "a b", "; ls", "`id`", "*", "", "-n", "\n", "ü"]
     done = await banksman.execute(child("say(*map(ascii, WORDS))", marker, *words))
@@ -305,7 +306,7 @@ def _make_program(path: Path, word: str, mode: int = 0o700) -> None:
 
 
 async def test_program_is_found_by_the_childs_path_and_folder(marker: str, tmp_path: Path) -> None:
-    """By the PATH that the child gets, and relative to the folder it starts in; what cannot be run is passed over."""
+    """By the PATH of the child, and relative to its starting folder. Files that cannot run are skipped."""
     _make_program(tmp_path / "one" / "tool", "one", mode=0o600)
     _make_program(tmp_path / "two" / "tool", "two")
     _make_program(tmp_path / "three" / "tool", "three")
@@ -317,7 +318,7 @@ async def test_program_is_found_by_the_childs_path_and_folder(marker: str, tmp_p
     assert done.stdout.text.startswith("three ")
     done = await banksman.execute(["two/tool", marker], cwd=tmp_path)
     assert done.stdout.text.startswith("two ")
-    # An empty entry of PATH is the folder the child starts in.
+    # An empty entry of PATH is the folder in which the child starts.
     done = await banksman.execute(["tool", marker], env={"PATH": ":/none"}, cwd=tmp_path / "three")
     assert done.stdout.text.startswith("three ")
     with pytest.raises(ProgramNotExecutable):
@@ -332,8 +333,10 @@ async def test_program_is_found_by_the_childs_path_and_folder(marker: str, tmp_p
 @pytest.mark.parametrize("name", ["timeout", "idle_timeout", "grace", "linger", "drain"])
 @pytest.mark.parametrize("seconds", [2_147_483, 2_147_484, 3_000_000, 99_999_999.0])
 async def test_wait_of_months_is_accepted(marker: str, name: str, seconds: float) -> None:
-    """The kernel's poll counts milliseconds in an int, which is 24.8 days. The helper outlives its leader, so that the
-    linger is walked; then a stop, for the grace."""
+    """The kernel's poll counts milliseconds in an int, which is 24.8 days.
+
+    The helper outlives its leader, so that the linger runs. Then a stop tests the grace.
+    """
     code = 'fork() or (hear(), os._exit(0)); say("ready"); hear()'
     async with Host() as host:
         command = await start(host, child(code, marker), stdin="pipe", **{"linger": 30.0, name: seconds})
@@ -372,7 +375,7 @@ async def test_endless_write_timeout_never_fires(marker: str, seconds: float) ->
 
 # -- the environment -------------------------------------------------------------------------------------------------
 async def _environment(marker: str, **options: Any) -> dict[str, str]:
-    """As env(1) prints it: a Python child would add variables of its own."""
+    """Return the environment as env(1) prints it: a Python child would add variables."""
     done = await banksman.execute(["env", "-0", f"MARKER={marker}"], **options)
     assert done.code == 0, done
     pairs = (entry.partition("=") for entry in done.stdout.text.split("\0") if entry)
@@ -380,7 +383,7 @@ async def _environment(marker: str, **options: Any) -> dict[str, str]:
 
 
 async def test_environment_is_inherited_as_of_the_call(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    await banksman.execute(child("", marker))  # The zygote is older than what follows.
+    await banksman.execute(child("", marker))  # The zygote is older than the following changes.
     monkeypatch.setenv("BANKSMAN_TEST", "now")
     monkeypatch.setenv("BANKSMAN_ODD", os.fsdecode(b"\xff"))
     environment = await _environment(marker)
@@ -428,7 +431,7 @@ async def test_scrub_removes_the_variables_its_policy_names(
 
 
 async def test_scrub_may_be_any_iterable(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that can be walked only once: every variable is asked about, not only the first."""
+    """Also one that can be iterated only once: every variable is tested, not only the first."""
     for name in SECRET:
         monkeypatch.setenv(name, "s")
     environment = await _environment(marker, scrub=(word for word in ["secrets"]))
@@ -441,7 +444,7 @@ async def test_scrub_keeps_variables_the_caller_adds(marker: str, monkeypatch: p
     assert (environment["MY_API_KEY"], environment["OTHER"]) == ("given", "given")
 
 
-# -- the host as it is at the call -----------------------------------------------------------------------------------
+# -- the state of the host at the call -------------------------------------------------------------------------------
 CHILD_STATE = """
 import resource
 os_umask = os.umask(0)
@@ -488,7 +491,7 @@ print("the same")
 
 @pytest.mark.parametrize("way", ["plain", "limits"])
 def test_child_has_the_hosts_state_as_of_the_call(marker: str, tmp_path: Path, way: str) -> None:
-    """Folder, umask, limits, priority, affinity, environment: each changed after the zygote was started.
+    """Folder, umask, limits, priority, affinity and environment, each changed after the start of the zygote.
 
     Both ways to start a child: the usual one, and by fork, which commands with limits take.
     """
@@ -499,7 +502,7 @@ def test_child_has_the_hosts_state_as_of_the_call(marker: str, tmp_path: Path, w
 
 @pytest.mark.parametrize("way", ["plain", "limits"])
 def test_child_has_the_hosts_user_as_of_the_call(marker: str, nobodys_python: str, way: str) -> None:
-    """The program drops its rights after its first command, as servers do; no later command has them."""
+    """The program drops its rights after its first command, as servers do. No later command has them."""
     code = """
 import resource
 limits = None if WORDS[0] == "plain" else {"stack": resource.getrlimit(resource.RLIMIT_STACK)}
@@ -557,7 +560,7 @@ except OSError as exc:
 
 @pytest.mark.parametrize("way", ["plain", "limits"])
 def test_child_starts_with_default_signals_and_none_blocked(marker: str, way: str) -> None:
-    """In a program that ignores some and blocks others. Signals 32 and 33 are the C library's own."""
+    """In a program that ignores some signals and blocks others. The C library uses signals 32 and 33."""
     code = """
 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR2, signal.SIGTTOU):
     signal.signal(number, signal.SIG_IGN)
@@ -586,7 +589,7 @@ say(*(resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in ("NOFI
 
 
 async def test_limits_apply_to_the_child_only(marker: str) -> None:
-    """By any of their names, all at once, and so few fds that setting one limit could hinder setting another."""
+    """By any of their names, together, and with so few fds that one limit could prevent the setting of another."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     limits = {"nofile": (8, 12), "RLIMIT_CORE": 0, resource.RLIMIT_FSIZE: 1 << 30, "nice": 7, "oom_score_adj": 500}
     done = await banksman.execute(child(SHOWS_LIMITS, marker), limits=limits)
@@ -597,7 +600,7 @@ async def test_limits_apply_to_the_child_only(marker: str) -> None:
 
 
 async def test_limit_ends_the_command_and_not_its_keeper(marker: str) -> None:
-    """The signal is the kernel's, so this is the command's own end; and what it forked has the limit too."""
+    """The kernel sends the signal, so this is the command's own end. Its forks have the limit too."""
     code = """
 if fork() == 0:
     os.setsid()
@@ -647,7 +650,7 @@ print("as it should be")
 # -- fds and stdin ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("limits", [None, {"core": 0}])
 async def test_pass_fds_arrive_under_their_numbers_and_no_others_do(marker: str, limits: dict[str, int] | None) -> None:
-    """As many as may be passed, among them the numbers our own processes use; and one that was inheritable anyway."""
+    """The maximum number of fds, including numbers that the guards use, and one fd that was inheritable anyway."""
     inheritable = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(inheritable, True)
     read_end, write_end = os.pipe()
@@ -666,7 +669,7 @@ say(*(fd for fd in sorted(map(int, os.listdir("/proc/self/fd"))) if is_open(fd))
         done = await banksman.execute(child(code, marker), pass_fds=fds, limits=limits)
         assert done.stdout.text.split() == [str(fd) for fd in (0, 1, 2, *sorted(fds))]
         assert os.read(read_end, 1000) == b"x" * len(fds)
-        # They are still ours, too: what was passed on was a copy.
+        # They still belong to this process too: it passed copies.
         for fd in fds:
             os.fstat(fd)
     finally:
@@ -675,7 +678,7 @@ say(*(fd for fd in sorted(map(int, os.listdir("/proc/self/fd"))) if is_open(fd))
 
 
 async def test_pass_fds_of_low_numbers_arrive_as_themselves(marker: str) -> None:
-    """Low numbers, in every order: placing one must never overwrite another that is still to be placed."""
+    """Low numbers, in every order: placing one must never overwrite another that is not yet placed."""
     pipes = [os.pipe() for _ in range(6)]
     try:
         fds = [write_end for _read_end, write_end in pipes]
@@ -691,7 +694,7 @@ async def test_pass_fds_of_low_numbers_arrive_as_themselves(marker: str) -> None
 
 
 async def test_passed_pipe_is_closed_with_the_tree(marker: str) -> None:
-    """None of our processes keeps a copy: the reader sees the end as soon as the command is over."""
+    """No guard keeps a copy: the reader sees the end as soon as the command is over."""
     read_end, write_end = os.pipe()
     async with Host() as host:
         command = await start(host, child('say("ready"); stay()', marker), pass_fds=(write_end,))
@@ -706,8 +709,10 @@ async def test_passed_pipe_is_closed_with_the_tree(marker: str) -> None:
 
 
 def test_starts_beyond_the_limit_of_fds_in_flight_only_wait(marker: str, nobodys_python: str) -> None:
-    """The kernel lets an ordinary user have as many fds under way between processes as it may have open. The zygote is
-    frozen while they are all asked for, so that none is taken; then it thaws, and every one is served."""
+    """The kernel allows an ordinary user as many fds in flight between processes as it may have open.
+
+    The zygote is stopped during all requests, so it takes none. Then it continues, and serves every one.
+    """
     code = """
 import resource
 os.setresgid(65534, 65534, 65534)
@@ -732,7 +737,7 @@ asyncio.run(main())
 
 
 def test_command_runs_in_a_program_that_may_write_no_files(marker: str) -> None:
-    """Its own limit on the size of files is for its files; what we write to start a command is none."""
+    """The limit on file sizes is for the program's files. The library writes no such file to start a command."""
     code = """
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
@@ -763,7 +768,7 @@ say(len(data), to=2)
 
 
 async def test_stdin_bytes_left_unread_are_no_error(marker: str) -> None:
-    """It exits, or closes its stdin, with megabytes still to be written."""
+    """The command exits, or closes its stdin, with megabytes left to write."""
     for code in ("sys.exit(0)", "os.close(0); say('closed')"):
         done = await banksman.execute(child(code, marker), stdin=bytes(5_000_000))
         assert (done.ended, done.code, done.drained) == (Ended.EXITED, 0, True)
@@ -802,7 +807,7 @@ asyncio.run(main())
 
 
 async def test_errors_have_one_base_and_a_builtin_kind(marker: str) -> None:
-    """Whoever writes `except ValueError` or `except OSError` catches what they expect."""
+    """A caller that writes `except ValueError` or `except OSError` catches what it expects."""
     with pytest.raises(ValueError, match="program"):
         await banksman.execute(["no-such-program-anywhere", marker])
     assert issubclass(MachineError, OSError)

@@ -1,4 +1,4 @@
-"""Where stdout and stderr go: to a file, nowhere, where ours go, or both to the same place."""
+"""Targets of stdout and stderr: a file, nowhere, the program's own streams, or both in one."""
 
 from __future__ import annotations
 

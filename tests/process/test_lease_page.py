@@ -1,7 +1,7 @@
-"""A tree does not outlive the lease of what it works for, whoever acts on that: the host, or nobody but the keeper.
+"""A tree does not outlive the lease of its session, whether the host or only the keeper acts.
 
-The times are read from the clock that the keepers read, and the dead are counted from outside. The window is long for
-a test (3 s), so that a busy machine has its reserve for the KILL.
+The tests read the clock that the keepers read, and count the dead from outside. The window is long for a test, so that
+a busy machine has a reserve for the KILL.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from banksman.process.lease_page import HOST_FIRST_SHARE, KILL_SHARE, LeasePage,
 
 pytestmark = pytest.mark.thorough
 
-# Long enough for a machine that stalls for a second or two: what is late here is a failure.
+# Long enough for a machine that stalls for a second or two: a late end here is a failure.
 HELD_SECONDS, WINDOW_SECONDS = 3.0, 9.0
-# A leader, one that left its session, and one that left it and whose parent is gone. All ignore TERM.
+# A leader, a process that left its session, and one that left it and whose parent is gone. All ignore TERM.
 STUBBORN = """
 be_deaf()
 if not fork():
@@ -61,7 +61,7 @@ os.waitpid(middle, 0)
 say("ready")
 stay()
 """
-# It says when it is asked to go, and goes.
+# It reports TERM, and exits.
 POLITE = """
 def go(*_):
     say("asked", time.monotonic())
@@ -100,7 +100,7 @@ def leased(until: Times) -> Generator[LeasePage]:
 
 
 class Kept:
-    """A command with a lease, and what its keeper did without being told."""
+    """A command with a lease, and the actions of its keeper without an order."""
 
     def __init__(self, argv: list[str], lease: LeasePage, *, grace: float = 60.0, eof: float | None = None) -> None:
         self.acted: list[KeeperActed] = []
@@ -114,7 +114,7 @@ class Kept:
             self.acted.append(fact)
 
     async def ready(self, lease: LeasePage) -> Times:
-        """It has said so, however long its start takes here: until then it is renewed. The times that hold then."""
+        """Renew the lease until the command is ready, however long that takes. Return the times that hold then."""
         said = asyncio.ensure_future(wait_said(self.command, "ready"))
         while True:
             until = times()
@@ -129,7 +129,7 @@ class Kept:
 
 
 def died(marker: str, until: float, *, but: int = 0) -> float:
-    """When the last marked process was gone, looked for without the loop: nobody of ours can act meanwhile."""
+    """Return when the last marked process was gone. The loop does not run meanwhile, so the host cannot act."""
     while left := others(marker, but):
         assert time.monotonic() < until + 5, f"still there: {left}"
         time.sleep(0.005)
@@ -142,7 +142,7 @@ def others(marker: str, but: int) -> list[int]:
 
 # -- the keeper alone ------------------------------------------------------------------------------------------------
 async def test_lease_keeps_its_tree_alive_only_while_it_is_renewed(marker: str) -> None:
-    """Whoever left its session, and whoever ignores TERM, is dead by then too; also if the command's grace is long."""
+    """Processes that left the session or ignore TERM are dead by then too, even if the command's grace is long."""
     with leased(times()) as lease:
         kept = Kept(child(STUBBORN, marker), lease)
         until = first = await kept.ready(lease)
@@ -180,13 +180,13 @@ async def test_lease_is_not_shortened_by_an_overtaken_heartbeat() -> None:
 
 
 async def test_lease_timer_closes_only_its_own_fd() -> None:
-    """The mapping has an fd of its own, which a keeper closes with all it does not need; its number is used again."""
+    """The mapping has another fd. A keeper closes it with all unneeded fds, and its number is reused."""
     with leased(times()) as lease:
         page = lease.copy_fd()
         before = _fds()
         seen = keeper_lease.LeaseTimer(page)
         (mapped,) = _fds() - before
-        os.dup2(page, mapped)  # What had the number is closed, and it is another's now.
+        os.dup2(page, mapped)  # This closes the mapped fd, and its number now belongs to another file.
         seen.take_over(1.0, 2.0)
         gc.collect()
         assert mapped in _fds()
@@ -195,7 +195,7 @@ async def test_lease_timer_closes_only_its_own_fd() -> None:
 
 
 def _fds() -> set[int]:
-    """Without the one that the folder is read by."""
+    """Return the open fds without the one that reads the folder."""
     return {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
 
 
@@ -244,9 +244,9 @@ async def test_lost_lease_starts_nothing(marker: str) -> None:
     assert alive(marker) == []
 
 
-# -- the host's own ladder -------------------------------------------------------------------------------------------
+# -- the ladder of the host ------------------------------------------------------------------------------------------
 async def test_stop_with_little_time_takes_every_rung_in_time(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute each for the end of stdin and for TERM are cut to what there is, and neither is skipped."""
+    """A minute each for the end of stdin and for TERM is cut to the remaining time, and neither is skipped."""
     leave_keepers_untold(monkeypatch)
     with leased(times(held=100)) as lease:
         kept = Kept(child(STUBBORN, marker), lease, eof=60.0)
@@ -258,7 +258,7 @@ async def test_stop_with_little_time_takes_every_rung_in_time(marker: str, monke
         assert time.monotonic() < dead_by
     assert rungs(done) == ["eof", "term", "kill"]
     eof, term, kill = (step.at for step in done.ladder)
-    # Never early; how late is the machine's business.
+    # Never early. The machine decides how late.
     assert term - eof > 0.5
     assert kill - eof > 2 * 0.5
     assert alive(marker) == []
@@ -271,7 +271,7 @@ async def test_keeper_finishes_a_stop_when_the_host_freezes(marker: str) -> None
         now = time.monotonic()
         dead_by = now + WINDOW_SECONDS
         kept.command.stop_nowait(kill_by=kill_by(now, dead_by))
-        assert died(marker, dead_by) < dead_by  # Our loop does not run in here.
+        assert died(marker, dead_by) < dead_by  # The loop does not run during this call.
         done = await kept.wait()
     assert [fact.rung for fact in kept.acted] == ["term", "kill"]
     assert done.survivors == ()
@@ -288,11 +288,11 @@ async def test_second_stop_with_more_time_changes_nothing(marker: str) -> None:
         assert time.monotonic() < dead_by
 
 
-# -- a host that is stopped, or killed -------------------------------------------------------------------------------
-# A host with one session, whose agent hears nothing and has a child in a session of its own. It renews its lease until
-# all of that is there, says until when it is held, and says nothing more to anybody: as a host that is stopped. What
-# its store does at the fence it does when the loop gets to it. Then it says what became of the turn, and whether the
-# session can be had again.
+# -- a stopped or killed host ----------------------------------------------------------------------------------------
+# A host with one session, whose agent ignores every signal and has a child in a new session. The host renews its lease
+# until all of that is up, prints the end of the lease, and falls silent, like a stopped host. Its store acts at the
+# fence when the loop gets to it. Then the host prints the outcome of the turn, and whether the session can be claimed
+# again.
 HOST = """
 from banksman.runtime.base_host import Host
 from banksman.testing import fake_agent

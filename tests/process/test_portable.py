@@ -1,4 +1,7 @@
-"""The best effort of other systems, exercised on this one: the same face, and the endings that need no subreaper."""
+"""Portable process for systems without a subreaper, tested on Linux.
+
+It has the same interface, and the endings that need no subreaper.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import banksman
 from banksman.commands import running_command
 from banksman.process.portable import PortableProcess
 
-# Prints "up" once a child stands beside it: in its group, or in a session of its own ("far"); "deaf" ignores TERM.
+# Prints "up" once its child is up, in its group or ("far") in a new session. "deaf" ignores TERM.
 TREE = """
 import os, signal, sys, time
 if "deaf" in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)

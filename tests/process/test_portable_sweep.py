@@ -1,4 +1,4 @@
-"""The same where there is no keeper, as far as `ps` tells: by whole seconds, and in doubt for those who may be old."""
+"""Sweep without a keeper, by the output of `ps`: times are whole seconds, and a process of doubtful age is kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_portable_sweep_ends_a_tool_and_not_the_agent(marker: str, kind: s
 
 
 async def test_portable_sweep_ends_nothing_in_doubt(marker: str) -> None:
-    """All were born in the second of the question, or before."""
+    """All of them started in the second of the request, or before."""
     async with started(marker) as agent:
         tools = await agent.tools(TOOLS["plain"])
         assert await agent.sweep(time.monotonic() + 1) == SweepEnded()
@@ -57,11 +57,11 @@ def test_portable_ps_reads_the_second_of_a_birth(marker: str) -> None:
     process = subprocess.Popen(child("stay()", marker))
     try:
         row = next(row for row in portable._ps() if row[0] == process.pid)  # pyright: ignore[reportPrivateUsage]
-        # `ps` counts from a second of the boot that it rounds itself.
+        # `ps` counts from the second of the boot, which it rounds.
         assert before - 1 <= portable.born(row) <= time.time() + 1
     finally:
         process.kill()
         process.wait()
-    # It may be cut: `ps` has its own idea of how much of a name is wanted.
+    # `ps` may truncate the name.
     assert row[4].partition(" ")[0]
     assert sys.executable.startswith(row[4].partition(" ")[0])

@@ -1,6 +1,6 @@
-"""Programs in narrow places: sandboxes, namespaces, old kernels, bare Pythons; and what is left of a loop that went.
+"""Programs in restricted places (sandboxes, namespaces, old kernels, bare Pythons), and the remains of a closed loop.
 
-Each of these was a bug once. They change a whole process, so each is a program of its own.
+Each of these was a bug once. They change a whole process, so each is a separate program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from banksman.process.zygote_client import socketpair
 
 pytestmark = thorough
 
-# A kernel that answers ENOSYS to close_range(), as those before 5.9 do and as some sandboxes do.
+# A kernel that answers ENOSYS to close_range(), as those before 5.9 and some sandboxes do.
 NO_CLOSE_RANGE = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -49,7 +49,7 @@ def forbid_close_range():
 
 
 def assert_said(done: subprocess.CompletedProcess[str], marker: str, expected: str) -> None:
-    """The program said this and nothing else, and left nothing: looked at right after its exit."""
+    """Check the output, and that no process is left right after the exit."""
     left = alive(marker)
     assert done.stderr == ""
     assert (done.stdout, done.returncode) == (expected, 0)
@@ -57,7 +57,7 @@ def assert_said(done: subprocess.CompletedProcess[str], marker: str, expected: s
 
 
 def in_pid_namespace(argv: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run as the first process of a pid namespace; the rest of it ends with it."""
+    """Run as the first process of a pid namespace. The rest of the namespace ends with it."""
     flags = ("--pid", "--fork", "--kill-child", *flags, *(() if os.geteuid() == 0 else ("--user", "--map-root-user")))
     probe = subprocess.run(["unshare", *flags, "true"], capture_output=True, text=True, timeout=60, check=False)
     if probe.returncode != 0:
@@ -70,7 +70,7 @@ def in_pid_namespace(argv: list[str], *flags: str) -> subprocess.CompletedProces
 
 # -- namespaces ------------------------------------------------------------------------------------------------------
 def test_start_is_refused_when_proc_shows_another_pid_namespace(marker: str, tmp_path: Path) -> None:
-    """The pids it shows are not ours: a sweep would kill strangers, and would not find the tree."""
+    """The pids in that /proc belong to others: a sweep would kill strangers, and would miss the tree."""
     code = """
 try:
     asyncio.run(banksman.execute(["touch", WORDS[0]]))
@@ -82,8 +82,11 @@ except banksman.MachineError as exc:
 
 
 def test_tree_with_wrapped_pids_is_asked_before_it_is_killed(marker: str) -> None:
-    """One descendant has a pid above its keeper's and one has a pid below it. Both get TERM, and both have the grace;
-    looking only above the keeper, where nearly all are, would kill the second unasked."""
+    """One descendant has a pid above its keeper's, and another a pid below.
+
+    Both get TERM and the grace. A search only above the keeper, where nearly all are, would kill the second without
+    TERM.
+    """
     code = """
 LEADER = '''
 LAST_PID = "/proc/sys/kernel/ns_last_pid"
@@ -122,8 +125,10 @@ asyncio.run(main())
 
 
 def test_tree_with_wrapped_pids_is_named_completely(marker: str) -> None:
-    """The leader and its child have pids below their keeper's, and are in one group: killed by group before anybody has
-    looked there, the child would go unnamed."""
+    """The leader and its child have pids below their keeper's, in one group.
+
+    A kill of the group before a look at those pids would leave the child out of the report.
+    """
     code = """
 async def main():
     with open("/proc/sys/kernel/ns_last_pid", "w") as file:
@@ -144,7 +149,7 @@ asyncio.run(main())
 
 
 def test_command_that_mounts_over_proc_is_ended_like_any_other(marker: str) -> None:
-    """As a clean-up script does that believes to be in its chroot. Its guards must not lose sight of its tree."""
+    """As a clean-up script that believes it is in its chroot. Its guards must still see its tree."""
     code = """
 COVER = '''
 import subprocess
@@ -168,7 +173,7 @@ asyncio.run(main())
     assert_said(in_pid_namespace(program(code, marker), "--mount-proc"), marker, "9 [True] ()\n")
 
 
-# -- a program that locks itself down --------------------------------------------------------------------------------
+# -- a program that restricts itself ---------------------------------------------------------------------------------
 LOCKS = {
     "no_new_privs": "assert libc.prctl(38, 1, 0, 0, 0) == 0",
     "bounding_set": "assert libc.prctl(24, 21, 0, 0, 0) == 0",
@@ -181,7 +186,7 @@ LOCKS = {
 @pytest.mark.parametrize("way", ["plain", "limits"])
 @pytest.mark.parametrize("lock", one_in(3, LOCKS))
 def test_program_that_locks_itself_down_starts_nothing_outside_its_sandbox(marker: str, lock: str, way: str) -> None:
-    """The zygote was made before, and is free. A command that came from it would be an escape from the sandbox."""
+    """The zygote was made before, and is unrestricted. A command from it would escape from the sandbox."""
     if lock == "bounding_set" and os.geteuid() != 0:
         pytest.skip("needs root, to give up a capability")
     code = f"""
@@ -211,9 +216,9 @@ print(seen() == own() or (seen(), own()))
     assert_said(run_program(NO_CLOSE_RANGE + code, marker, way, lock), marker, "True\nTrue\n")
 
 
-# -- less than a whole machine ---------------------------------------------------------------------------------------
+# -- missing features of the machine ---------------------------------------------------------------------------------
 def test_start_is_quick_without_close_range(marker: str) -> None:
-    """Without it, closing "all fds from 4 on" is two thousand million calls of close(): minutes for each keeper."""
+    """Without it, closing "all fds from 4 on" takes two thousand million calls of close(): minutes for each keeper."""
     code = """
 forbid_close_range()
 from banksman.process.zygote_client import spawner
@@ -231,9 +236,9 @@ print(asyncio.run(main()))
 
 
 def test_python_built_without_pidfds_and_memory_files_works(marker: str, tmp_path: Path) -> None:
-    """Builds that run on every Linux lack what their builders' C library lacked. The kernel has it all the same.
+    """Builds that run on every Linux lack the functions that their build's C library lacked. The kernel still has them.
 
-    The zygote is an interpreter of its own, so it is given one that lacks them too.
+    The zygote is another interpreter, so it gets one that lacks them too.
     """
     lacking = """
 import os, signal, _signal
@@ -276,7 +281,7 @@ asyncio.run(main())
 
 
 def test_library_in_a_zip_says_what_it_needs_and_starts_nothing(tmp_path: Path) -> None:
-    """The zygote is started from a file. In a zip there is none, and "the zygote died, try again" would be no help."""
+    """The zygote starts from a file. A zip has none, and "the zygote died, try again" would not help."""
     (tmp_path / "program").mkdir()
     shutil.copytree(Path(banksman.__file__).parent, tmp_path / "program" / "banksman")
     zipapp.create_archive(tmp_path / "program", tmp_path / "zipped", main="banksman.cli:main")
@@ -289,7 +294,7 @@ def test_library_in_a_zip_says_what_it_needs_and_starts_nothing(tmp_path: Path) 
 
 # -- forks and loops -------------------------------------------------------------------------------------------------
 def test_fork_while_another_thread_binds_a_host_can_run_commands(marker: str) -> None:
-    """The lock of that moment is held by a thread that is not in the fork, and would stay held there for ever."""
+    """A thread that is not in the forked process holds the lock at that moment. There it would stay locked forever."""
     code = """
 import warnings
 from banksman.runtime import base_host as bound
@@ -322,7 +327,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 @pytest.mark.parametrize("end", ["run", "close"])
 @pytest.mark.parametrize("whose", one_in(2, ["default", "own"]))
 def test_ended_loops_and_their_hosts_are_garbage_collected(marker: str, whose: str, end: str) -> None:
-    """A program that runs one short loop after another would otherwise grow by each of them."""
+    """Otherwise a program that runs one short loop after another would grow with each of them."""
     code = """
 import weakref
 left = []
@@ -358,8 +363,11 @@ print(len(left) >= 5, [ref() for ref in left if ref() is not None], hosts)
 
 
 def test_ending_program_starts_nothing_more(marker: str) -> None:
-    """A thread that is still at work would get a new zygote after the old one was ended and waited for, and its command
-    would outlive the program. Here it is an exit handler that comes after ours."""
+    """A thread that still works would get a new zygote after the old one has ended, and its command would outlive the
+    program.
+
+    Here an exit handler that runs after the library's makes the start.
+    """
     early = "import atexit\natexit.register(lambda: late())\n"
     code = """
 def late():
@@ -377,7 +385,7 @@ asyncio.run(banksman.execute(child("", MARKER)))
 
 
 def test_process_released_by_another_thread_while_its_loop_closes_it_is_safe() -> None:
-    """`shutdown` looks whether there is a control socket; by the time it uses it the loop has taken it away."""
+    """`shutdown` checks for a control socket. Before it uses the socket, the loop has removed it."""
 
     class Closing(Process):
         looks = 0
@@ -406,7 +414,7 @@ def test_exec_json_is_valid_whatever_the_output_encoding() -> None:
 
 
 def test_exec_json_to_a_gone_reader_ends_silently_and_leaves_no_file(tmp_path: Path) -> None:
-    """The file with the rest of the output is named in the JSON. If nobody can read that, nobody will delete it."""
+    """The JSON names the file with the rest of the output. If no reader gets the JSON, nothing deletes the file."""
     argv = [sys.executable, "-m", "banksman", "exec", "--json", "--output-bytes-max", "10", "--"]
     argv += ["head", "-c", "100000", "/dev/zero"]
     env = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -420,7 +428,7 @@ def test_exec_json_to_a_gone_reader_ends_silently_and_leaves_no_file(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-# -- callers that do not do their part -------------------------------------------------------------------------------
+# -- careless callers ------------------------------------------------------------------------------------------------
 async def test_unreported_ends_are_bounded_and_the_oldest_goes_first(
     marker: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -440,7 +448,7 @@ async def test_unreported_ends_are_bounded_and_the_oldest_goes_first(
 async def test_deleted_spill_file_is_a_gap_and_no_error(
     marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever cleans up /tmp must not make `read` fail: head and tail are there, and what is not is counted."""
+    """A clean-up of /tmp must not make `read` fail: head and tail remain, and the gap is counted."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code = "os.write(1, b'a' * 1000 + b'b' * 50_000 + b'c' * 1000)"
     async with Host() as host:
@@ -456,7 +464,7 @@ async def test_deleted_spill_file_is_a_gap_and_no_error(
 
 
 async def test_async_on_output_is_a_usage_error(marker: str) -> None:
-    """It would be called and never awaited: every piece of output lost, with no more than a warning."""
+    """It would be called and never awaited: all output would be lost, with only a warning."""
 
     async def on_output(_stream: str, _data: bytes) -> None:
         pass

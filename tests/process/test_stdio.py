@@ -1,4 +1,4 @@
-"""Commands with a terminal: it is a real one, and everything that holds for pipes holds for it."""
+"""Commands with a terminal: it is a real one, and all guarantees for pipes hold for it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ say(os.getsid(0) == os.getpid(), os.tcgetpgrp(terminal) == os.getpgrp(), os.ttyn
 say(sorted(int(fd) for fd in os.listdir("/proc/self/fd")))
 """
     done = await banksman.execute(child(code, marker), pty=True)
-    # 3 is what it opened, and 4 what lists the folder.
+    # The program opened 3, and lists the folder by 4.
     assert done.stdout.text.split("\r\n")[:2] == ["True True True", "[0, 1, 2, 3, 4]"]
 
 
@@ -94,7 +94,7 @@ stay()
         await command.resize(30, 40)
         await wait_said(command, "now 40 30")
         await command.stop()
-        await command.resize(1, 1)  # Late, and nothing happens.
+        await command.resize(1, 1)  # Too late, and without effect.
 
 
 @pytest.mark.parametrize("size", [(0, 80), (24, 65536), (True, 80), ("24", 80), (-1, 1), (2.5, 1)])
@@ -123,7 +123,7 @@ async def test_pty_with_stdin_and_resize_without_pty_are_usage_errors() -> None:
             await command.resize(24, 80)
 
 
-# -- what is typed ---------------------------------------------------------------------------------------------------
+# -- input -----------------------------------------------------------------------------------------------------------
 async def test_pty_input_is_read_and_echoed() -> None:
     async with terminal(["sh", "-c", "read line; echo got $line"]) as command:
         await command.write(b"a word\n")
@@ -152,7 +152,7 @@ say("again", os.read(0, 100))
             await command.write(typed)
         await command.close_stdin()
         await wait_said(command, f"read {typed!r}")
-        # It was the end for that read, and not that of the terminal.
+        # That read ended, and the terminal stays open.
         await command.write(b"more\n")
         await wait_said(command, r"again b'more\n'")
 
@@ -179,7 +179,7 @@ async def test_pty_of_execute_has_an_ended_input() -> None:
 async def test_pty_ctrl_c_ends_the_foreground_job_and_not_the_shell(marker: str) -> None:
     shell = ["bash", "--norc", "--noprofile", "-i"]
     async with terminal(shell, grace=0.2, env={"PS1": "$ ", "HISTFILE": ""}) as command:
-        # What is typed is echoed, so what is waited for must not be in it.
+        # The terminal echoes the input, so the expected word must not be in it.
         await command.write(f"sh -c 'echo up as $((40 + 2)); exec sleep 60' {marker}\n".encode())
         await wait_said(command, "up as 42")
         await command.write(b"\x03echo its end was $?\n")
@@ -245,11 +245,11 @@ async def test_pty_idle_timeout_and_output_limit_end_the_command() -> None:
     "shell", [["bash", "--norc", "--noprofile"], ["sh"], ["zsh", "-f"]], ids=lambda words: words[0]
 )
 async def test_interactive_shell_is_hung_up(shell: list[str]) -> None:
-    """It ignores TERM. With a grace of an hour the test ends only if something before KILL ends the shell."""
+    """It ignores TERM. With a grace of an hour the test ends only if a rung before KILL ends the shell."""
     if shutil.which(shell[0]) is None:
         pytest.skip(f"there is no {shell[0]} here")
     async with terminal([*shell, "-i"], grace=3600, env={"PS1": "$ ", "HISTFILE": ""}) as command:
-        # What is typed is echoed, so what is waited for must not be in it.
+        # The terminal echoes the input, so the expected word must not be in it.
         await command.write(b"echo up as $((40 + 2))\n")
         await wait_said(command, "up as 42")
         done = await command.stop()
@@ -257,7 +257,7 @@ async def test_interactive_shell_is_hung_up(shell: list[str]) -> None:
 
 
 async def test_interactive_shell_with_a_job_is_hung_up(marker: str) -> None:
-    """Also while it waits for a job in the foreground, with another one stopped."""
+    """Also while it waits for a foreground job, with another job stopped."""
     async with terminal(["bash", "--norc", "--noprofile", "-i"], grace=3600, env={"HISTFILE": ""}) as command:
         await command.write(f"sh -c 'kill -STOP $$' {marker}\nsh -c 'echo up as $((40 + 2)); cat' {marker}\n".encode())
         await wait_said(command, "up as 42")
@@ -267,7 +267,7 @@ async def test_interactive_shell_with_a_job_is_hung_up(marker: str) -> None:
 
 
 async def test_program_under_nohup_is_ended_by_term(tmp_path: Path) -> None:
-    # In the test's own folder: nohup writes what goes to a terminal to a file there.
+    # In the test's folder: nohup redirects terminal output to a file there.
     async with terminal(["nohup", "sh", "-c", "echo up; exec sleep 60"], grace=3600, cwd=tmp_path) as command:
         written = tmp_path / "nohup.out"
         await asyncio.to_thread(wait_until, lambda: written.exists() and written.read_text() == "up\n", "it is up")
@@ -408,7 +408,7 @@ async def test_pty_write_after_the_end_raises_command_error() -> None:
             await command.write(b"x")
 
 
-# -- no room ---------------------------------------------------------------------------------------------------------
+# -- lack of resources -----------------------------------------------------------------------------------------------
 OUT_OF_FDS = """
 import json, resource
 

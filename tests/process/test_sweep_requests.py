@@ -1,7 +1,7 @@
-"""What a process has started since a moment is ended, by its keeper, and nobody else is hurt.
+"""The keeper ends the processes that an agent has started since a given moment, and no others.
 
-The agent here does what it is told by a line of Python; its tools mark themselves like all children of these tests, so
-who is left is counted from outside.
+The agent executes lines of Python from the test. Its tools carry the marker like all children of these tests, so the
+remaining processes are counted from outside.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from banksman.sessions.agent_process import AgentReport, RealAgent
 
 pytestmark = pytest.mark.thorough
 
-# An agent: it runs each line that it is told, and leaves at the end of its stdin.
+# An agent that executes each line it reads, and exits at the end of its stdin.
 AGENT = """
 while line := hear():
     exec(eval(line))
 """
-# Tools, as lines for it. Each says its pid when it stands as it should.
+# Tools, as lines for the agent. Each prints its pid when it is set up.
 TOOLS = {
     "plain": "fork() or (say('tool', os.getpid()), stay())",
     "setsid": "fork() or (os.setsid(), say('tool', os.getpid()), stay())",
     "term_proof": "fork() or (be_deaf(), say('tool', os.getpid()), stay())",
     "far_and_term_proof": "fork() or (os.setsid(), be_deaf(), say('tool', os.getpid()), stay())",
     "stopped": "fork() or (say('tool', os.getpid()), os.kill(os.getpid(), signal.SIGSTOP), stay())",
-    # Its parent has gone: it is the keeper's child, and says so only then.
+    # Its parent has exited: the keeper is its parent, and only then it prints.
     "orphan": """
 first = fork()
 if first == 0:
@@ -88,14 +88,14 @@ if fork() == 0:
     stay()
 """,
 }
-# A tool that tells us when its TERM came, and takes no other notice of it.
+# A tool that reports its TERM and ignores it otherwise.
 TELLS_TERM = """
 if fork() == 0:
     signal.signal(signal.SIGTERM, lambda *_: say('termed'))
     say('tool', os.getpid())
     stay()
 """
-# On its TERM it forks a deaf child: in the next tick at the earliest, and so certainly after the order.
+# On TERM it forks a child that ignores TERM, in the next tick at the earliest, and so certainly after the order.
 FORKS_ON_TERM = """
 def on_term(*_):
     tick = lambda: int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf('SC_CLK_TCK'))
@@ -115,7 +115,7 @@ if fork() == 0:
     say('tool', os.getpid())
     stay()
 """
-# One process that goes on in a child as soon as it is born, until nobody reads the fifo any more.
+# A process that continues in a new child forever, until the reader closes the fifo.
 ONE_LINE = """
 import select
 up = os.open(fifo, os.O_WRONLY)
@@ -130,7 +130,7 @@ while not reader_is_gone.poll(0):
         os._exit(0)
 os._exit(0)
 """
-# A helper that runs what it is told through a pipe, and to which orphans below it fall, as to the keeper others.
+# A helper that executes code from a pipe. It is a subreaper, so orphans below it become its children.
 HELPER = """
 import ctypes
 orders, give = os.pipe()
@@ -143,7 +143,7 @@ if fork() == 0:
 
 
 class Agent:
-    """A `RealAgent` that runs `AGENT`, and what it told."""
+    """A `RealAgent` that runs `AGENT`, and the events that it reported."""
 
     def __init__(
         self, marker: str, *, eof: float = 5.0, helper: Sequence[str] = (), python: str = sys.executable
@@ -185,7 +185,7 @@ class Agent:
         await self.wait_until(lambda: self.count(kind) >= count)
 
     async def run(self, code: str, says: int = 1) -> list[list[str]]:
-        """Let it run this; the words of the next so many lines that it says, or its tools."""
+        """Execute this code, and return the words of the next lines from the agent or its tools."""
         self.tell(code)
         return [await self.hear() for _ in range(says)]
 
@@ -212,7 +212,7 @@ class Agent:
         return self.sweeps[-1]
 
     async def wait_well(self) -> None:
-        """It still does what it is told."""
+        """Check that the agent still executes orders."""
         assert await self.run("say('well')") == [["well"]]
 
 
@@ -234,7 +234,7 @@ def now_tick() -> int:
 
 
 def after(*pids: int) -> float:
-    """A moment after the birth of all of these, as far as the kernel can tell one moment from another."""
+    """Return a moment after the start of all these processes, as far as the kernel's clock can tell."""
     wait_until(lambda: now_tick() > max(map(start_of, pids)), "the next tick of the kernel's clock")
     return time.monotonic()
 
@@ -244,10 +244,10 @@ def swept(told: SweepEnded) -> set[int]:
     return {process.pid for process in told.swept}
 
 
-# -- who is ended, and who is not --------------------------------------------------------------------------------------
+# -- the selection of processes ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", TOOLS)
 async def test_sweep_ends_a_tool_and_keeps_the_agent_and_its_older_helper(marker: str, kind: str) -> None:
-    """Looked at right after the report: swept means gone."""
+    """Counted right after the report: swept means gone."""
     async with started(marker) as agent:
         helpers = await agent.tools(TOOLS["far_and_term_proof"]) | await agent.tools(TOOLS["plain"])
         since = after(agent.pid, *helpers)
@@ -260,7 +260,7 @@ async def test_sweep_ends_a_tool_and_keeps_the_agent_and_its_older_helper(marker
         assert told.survivors == ()
         assert all(marker in process.command for process in told.swept)
         await agent.wait_well()
-    # Told once, and not again with the end of the whole: there these were no more.
+    # Reported once, and not again with the end of the process, when they were gone.
     assert not tools & {process.pid for process in agent.gone.swept}
 
 
@@ -287,7 +287,7 @@ if fork() == 0:
 
 
 async def test_sweep_ends_what_an_older_helper_started_since(marker: str) -> None:
-    """An adapter over a second process: the agent's tools are that one's children."""
+    """An adapter over a second process: the agent's tools are children of that process."""
     async with started(marker) as agent:
         [helper] = await agent.tools(HELPER)
         since = after(agent.pid, helper)
@@ -295,15 +295,17 @@ async def test_sweep_ends_what_an_older_helper_started_since(marker: str) -> Non
         assert {parent_of(pid) for pid in tools} == {helper}
         assert swept(await agent.sweep(since)) == tools
         assert set(alive(marker)) == {agent.pid, helper}
-        # And it still works.
+        # The helper still works.
         again = await agent.tools(f"os.write(give, {TOOLS['plain'].encode()!r})")
         assert {parent_of(pid) for pid in again} == {helper}
 
 
 @pytest.mark.parametrize("lines", [1, 8])
 async def test_sweep_ends_a_tool_that_forks_forever(marker: str, tmp_path: Path, lines: int) -> None:
-    """Lines of descent, deaf to TERM, each going on in a child as soon as it is born: many are hard to end, and one is
-    hard to see. The fifo that they hold ends when the last of them has."""
+    """Lines of descent that ignore TERM, each continuing in a new child.
+
+    Many lines are hard to end, and one is hard to see. The fifo that they hold ends with the last of them.
+    """
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     up = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -316,7 +318,7 @@ async def test_sweep_ends_a_tool_that_forks_forever(marker: str, tmp_path: Path,
             await asyncio.to_thread(select.select, [up], [], [], 20)
             assert os.read(up, 100)
             told = await agent.sweep(since)
-            # Killed, all of them. On a busy machine one may take its time.
+            # All of them are killed. On a busy machine one may take its time.
             assert all(survivor.why == "still dying" for survivor in told.survivors)
             await asyncio.to_thread(select.select, [up], [], [], 20)
             assert os.read(up, 100) == b""
@@ -329,7 +331,7 @@ async def test_sweep_ends_a_tool_that_forks_forever(marker: str, tmp_path: Path,
 
 @pytest.mark.parametrize("goes", [True, False])
 async def test_sweep_ends_what_a_tool_forks_on_term(marker: str, goes: bool) -> None:
-    """Left to nobody, if the tool goes at once; else below one who is meant."""
+    """If the tool exits immediately, the child is an orphan. Otherwise it is below a target of the sweep."""
     async with started(marker) as agent:
         since = after(agent.pid)
         tools = await agent.tools(FORKS_ON_TERM.replace("GOES", str(goes)))
@@ -341,7 +343,7 @@ async def test_sweep_ends_what_a_tool_forks_on_term(marker: str, goes: bool) -> 
 
 
 async def test_sweep_ends_what_a_tool_forks_on_term_below_an_older_helper(marker: str) -> None:
-    """It never becomes the keeper's: when the tool is gone it is the old helper's."""
+    """The child never becomes the keeper's: after the exit of the tool the old helper is its parent."""
     async with started(marker) as agent:
         helpers = await agent.tools(HELPER)
         since = after(agent.pid, *helpers)
@@ -355,8 +357,10 @@ async def test_sweep_ends_what_a_tool_forks_on_term_below_an_older_helper(marker
 
 
 def test_sweep_does_not_take_a_look_with_only_newly_dead_as_proof(marker: str) -> None:
-    """Whoever has just died may have left a child that was born behind our look. In a program of its own, all of whose
-    children are the test's."""
+    """A process that has just died may have left a child that started behind the look.
+
+    The test is a separate program whose children all belong to the test.
+    """
     code = """
 import subprocess
 from banksman.process.keeper.sweep import NewerSweep
@@ -451,7 +455,7 @@ async def test_sweep_with_nothing_to_do_ends_at_once(marker: str) -> None:
             began = time.monotonic()
             assert await agent.sweep(since) == SweepEnded()
             seconds.append(time.monotonic() - began)
-        # A sweep that waits for the grace never takes less; one that does not may take more on a busy machine.
+        # A sweep that waits for the grace never takes less. One that does not may take more on a busy machine.
         assert min(seconds) < sweep.NEWER_GRACE_SECONDS
         assert set(alive(marker)) == {agent.pid, *helpers}
 
@@ -474,7 +478,7 @@ async def test_sweeps_in_sequence_and_overlapping_are_each_answered_once(marker:
         first = await agent.tools(TOOLS["plain"])
         assert swept(await agent.sweep(since)) == first
         assert await agent.sweep(since) == SweepEnded()
-        # One that comes while another is under way takes its place, and that one tells how far it came.
+        # A sweep during another replaces it, and the earlier one reports how far it came.
         second = await agent.tools(TELLS_TERM)
         agent.process.sweep_tools(since, True)
         assert await agent.hear() == ["termed"]
@@ -486,7 +490,7 @@ async def test_sweeps_in_sequence_and_overlapping_are_each_answered_once(marker:
 
 
 async def test_sweep_names_more_processes_than_fit_one_message(marker: str) -> None:
-    """More than fit one message between keeper and host."""
+    """The names exceed one message between keeper and host."""
     code = f"for _ in range(120): {TOOLS['setsid']}"
     async with started(marker) as agent:
         since = after(agent.pid)
@@ -495,7 +499,7 @@ async def test_sweep_names_more_processes_than_fit_one_message(marker: str) -> N
         assert alive(marker) == [agent.pid]
 
 
-# -- ends in the middle of it ------------------------------------------------------------------------------------------
+# -- ends during a sweep -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ending", ["exit", "kill", "stop"])
 async def test_process_end_precedes_the_end_of_a_sweep(marker: str, ending: str) -> None:
     async with started(marker, eof=0.01) as agent:
@@ -504,7 +508,7 @@ async def test_process_end_precedes_the_end_of_a_sweep(marker: str, ending: str)
         agent.process.sweep_tools(since, True)
         assert await agent.hear() == ["termed"]
         if ending == "stop":
-            # The end of its stdin is a rung that the keeper hears nothing of. The next is meant here.
+            # The keeper does not see the end of stdin, which is the first rung. This test needs the next rung.
             assert await agent.run("be_deaf(); say('deaf')") == [["deaf"]]
             agent.tell("stay()")
             agent.process.stop()
@@ -519,14 +523,14 @@ async def test_process_end_precedes_the_end_of_a_sweep(marker: str, ending: str)
         assert swept(agent.sweeps[0]) == tools
         if ending == "exit":
             assert next(event for event in agent.events if isinstance(event, Exited)).code == 3
-        # Nothing is asked any more, and nothing told.
+        # A later request has no effect and no answer.
         agent.process.sweep_tools(since, True)
         await asyncio.sleep(0)
         assert agent.count(SweepEnded) == 1
 
 
 async def test_sweep_after_the_exit_is_answered_with_nothing(marker: str) -> None:
-    """The leader has gone, and what it left is about to be ended anyway."""
+    """The leader has exited, and its remaining processes are about to be ended anyway."""
     async with started(marker) as agent:
         since = after(agent.pid)
         tools = await agent.tools(TELLS_TERM)
@@ -570,7 +574,10 @@ def test_host_killed_during_a_sweep_takes_its_whole_tree_along(marker: str) -> N
 
 
 async def test_sweep_does_not_wait_for_an_unresponsive_keeper(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told that nothing is known. What the keeper does later is in no answer, but it is not lost either."""
+    """The report says that the result is unknown.
+
+    The keeper's later actions are in no answer, but in the final report.
+    """
     monkeypatch.setattr(sweep_requests, "ANSWER_SECONDS_MAX", 0.2)
     async with started(marker) as agent:
         since = after(agent.pid)
@@ -597,7 +604,7 @@ async def test_lost_keeper_during_a_sweep_ends_the_process(marker: str) -> None:
 
 
 def test_sweep_names_processes_it_may_not_signal(marker: str) -> None:
-    """A root that has given up CAP_KILL, and a tool that became somebody else."""
+    """A root without CAP_KILL, and a tool that became another user."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
     code = f"""
@@ -637,7 +644,7 @@ asyncio.run(main())
 
 # -- moments -----------------------------------------------------------------------------------------------------------
 def test_started_since_tells_processes_of_one_tick_apart(marker: str) -> None:
-    """Again and again within one tick of the kernel's: only their pids differ."""
+    """Repeatedly within one tick of the kernel: only the pids differ."""
     started_since = StartedSince()
     processes = [subprocess.Popen(child("stay()", marker))]
     moments: list[float] = []

@@ -1,5 +1,6 @@
-"""Tools that are another user's: ended by a helper with more rights, as in `test_attributes_user.py`, named where it
-cannot.
+"""Sweep of tools of another user: a helper with more rights ends them, or the sweep reports them.
+
+The helper is that of `test_attributes_user.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ asyncio.run(main())
 
 
 def sweep_as_nobody(marker: str, python: Path, env: Path, user_helper: Path) -> tuple[dict[str, Any], list[int]]:
-    """What was told, and who was there then."""
+    """Return the report of the sweep, and the live processes at that moment."""
     tool = child("os.setresuid(0, 0, 0); be_deaf(); say('tool', os.getpid()); stay()", marker)
     argv = as_nobody(program(SWEEPS, "no-marker", python, env, user_helper, *tool))
     pipe = subprocess.PIPE
@@ -85,7 +86,7 @@ def test_sweep_is_not_held_up_by_a_helper_that_hangs(helper: Path, python: Path,
     slow.chmod(0o755)
     seen, left = sweep_as_nobody(marker, python, helper, slow)
     assert seen["swept"] == []
-    # On a busy machine the helper, which was killed, may not have gone yet.
+    # On a busy machine the killed helper may not be gone yet.
     survivors = [survivor for survivor in seen["survivors"] if survivor[1] != "still dying"]
     assert survivors == [[*seen["tools"], "no permission to signal it"]]
     assert left == sorted([seen["agent"], *seen["tools"]])

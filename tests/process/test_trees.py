@@ -1,6 +1,6 @@
-"""Whole trees: wrappers, daemons, orphans, and what becomes of them when a guard or the host itself is lost.
+"""Whole trees: wrappers, daemons and orphans, and their end when a guard or the host is lost.
 
-Scenarios 5, 14, 15, 21, 22, 23, and the wide cases around them; every ending times every shape is in the kill matrix.
+Scenarios 5, 14, 15, 21, 22, 23, and the wide cases around them. The kill matrix has every ending times every shape.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ from banksman.process.keeper.proc_tree import descendants, open_member, read_sta
 
 # -- wrappers and daemons --------------------------------------------------------------------------------------------
 async def test_orphaned_agent_dies_when_its_wrapper_exits_first(marker: str) -> None:
-    """Scenario 5: the direct child leaves with a code of its own; who did the work is still there, and is named."""
+    """Scenario 5: the direct child exits with a code.
+
+    The process that did the work still lives, and the result names it.
+    """
     code = """
 if fork() == 0:
     os.setsid()
@@ -59,7 +62,7 @@ sys.exit(0)
         await command.write(b"go\n")
         done = await command.wait()
     assert alive(marker) == []
-    # The wrapper's 0 is only the wrapper's: that something had to be swept is part of the result.
+    # The wrapper's 0 is only the wrapper's. The result also lists the swept process.
     assert (done.ended, done.code) == (Ended.EXITED, 0)
     assert [swept.pid for swept in done.swept] == [agent]
     assert marker in done.swept[0].command
@@ -67,7 +70,7 @@ sys.exit(0)
 
 
 async def test_orphaned_agent_keeps_the_grace_when_its_wrapper_dies_of_term(marker: str) -> None:
-    """Scenario 5 under a stop: the wrapper goes at the first TERM, the agent cleans up inside the one grace."""
+    """Scenario 5 under a stop: the wrapper exits at the first TERM, and the agent cleans up within the one grace."""
     code = """
 agent = fork()
 if agent == 0:
@@ -90,7 +93,7 @@ stay()
 
 
 async def test_term_reaches_the_whole_group_at_once(marker: str) -> None:
-    """What a shell does: it heeds its own TERM only when the program in its foreground has ended."""
+    """As a shell, which handles its own TERM only after its foreground program has ended."""
     code = """
 be_deaf()
 foreground = fork()
@@ -111,7 +114,7 @@ sys.exit(3)
 
 
 async def test_busy_child_dies_with_its_killed_leader_and_our_group_gets_no_signal(marker: str) -> None:
-    """Scenario 14. Somebody kills the leader; its child never sleeps, so never looks at a signal it could handle."""
+    """Scenario 14. A signal kills the leader. Its child never sleeps, so it never handles a signal."""
     heard: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -156,13 +159,13 @@ if fork() == 0:
 }
 
 
-# One by the clock is enough: it costs its whole timeout, which is long so that the tree can stand in time.
+# One case with a timeout is enough: it costs its whole timeout, which is long so that the tree is up in time.
 LEFT = [*((kind, ending) for kind in DAEMONS for ending in ("exit", "stop")), ("double_fork", "timeout")]
 
 
 @pytest.mark.parametrize(("kind", "ending"), LEFT)
 async def test_process_that_left_the_session_dies_with_the_tree(marker: str, kind: str, ending: str) -> None:
-    """Scenario 22. Looked at right after the report: over means over."""
+    """Scenario 22. Counted right after the report: over means over."""
     async with Host() as host:
         command = await start(
             host,
@@ -182,7 +185,7 @@ async def test_process_that_left_the_session_dies_with_the_tree(marker: str, kin
 
 
 async def test_stopped_tree_is_ended_by_term(marker: str) -> None:
-    """A stopped process does not even notice TERM until it is continued: no KILL is needed for it."""
+    """A stopped process does not notice TERM until it is continued. No KILL is needed for it."""
     code = """
 if fork() == 0:
     os.setsid()
@@ -205,7 +208,10 @@ stay()
 
 
 async def test_lingering_helper_may_finish_its_work(marker: str, tmp_path: Path) -> None:
-    """`cmd > >(tee log)`: the leader has gone, its helper still writes, and none of that is lost or waited out."""
+    """`cmd > >(tee log)`: the leader has exited, and its helper still writes.
+
+    No output is lost, and the linger ends early.
+    """
     code = """
 if fork() == 0:
     while not os.path.exists(WORDS[0]):
@@ -237,9 +243,10 @@ async def test_stop_during_linger_ends_the_rest_and_keeps_exited(marker: str) ->
 
 
 async def test_inner_background_commands_end_with_the_outer_command(marker: str) -> None:
-    """Scenario 15, nested: the command is itself a program that uses Banksman, with commands in the background.
+    """Scenario 15, nested: the command is a program that uses Banksman, with commands in the background.
 
-    It is stopped without a chance to clean up. Its own zygote and keepers are deaf to TERM, and end what they guard.
+    It is stopped without a chance to clean up. Its own zygote and keepers ignore TERM, and end the processes that they
+    guard.
     """
     code = f"""
 import asyncio, os
@@ -259,7 +266,7 @@ async def main():
 asyncio.run(main())
 """
     async with Host() as host:
-        # With the site-packages of this interpreter, by which it finds Banksman: hence not `child` itself.
+        # With the site-packages of this interpreter, where it finds Banksman. So the options of `child` are removed.
         argv = [word for word in child(code, marker, marker) if word not in ("-I", "-S")]
         command = await start(host, argv, grace=0.5)
         await wait_said(command, "ready")
@@ -270,12 +277,12 @@ asyncio.run(main())
 
 
 async def test_background_commands_are_drained_with_their_host(marker: str) -> None:
-    """Scenario 15: they do not pile up. Ten at once, each with a child in a session of its own."""
+    """Scenario 15: background commands do not pile up. Ten at the same time, each with a child in a new session."""
     async with Host() as host:
         for _ in range(10):
             command = await start(host, child(DAEMONS["double_fork"] + "\nstay()", marker, marker), grace=0.2)
             await wait_said(command, "ready")
-        # Each pair's first fork has nothing left to do but to end, and may still be at it.
+        # The first fork of each pair has nothing to do but exit, and may still be at it.
         await wait_pass(lambda: len(alive(marker)) == 20)
     assert alive(marker) == []
     assert {command.result().ended for command in host.commands()} == {Ended.HOST_CLOSED}
@@ -283,7 +290,7 @@ async def test_background_commands_are_drained_with_their_host(marker: str) -> N
 
 @pytest.mark.thorough
 async def test_survivor_that_may_not_be_signalled_is_named(marker: str) -> None:
-    """A root that has given up CAP_KILL, and a child that became somebody else: what `sudo` is to an ordinary user."""
+    """A root without CAP_KILL, and a child that became another user: like `sudo` for an ordinary user."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
     code = """
@@ -326,7 +333,7 @@ asyncio.run(main())
 
 # -- identity --------------------------------------------------------------------------------------------------------
 def test_recycled_pid_is_not_opened(marker: str) -> None:
-    """Scenario 21: identity is pid and start time. A pid that is somebody else's by now is not even opened."""
+    """Scenario 21: the identity is pid and start time. A pid that now belongs to another process is not even opened."""
     process = subprocess.Popen(child("stay()", marker))
     try:
         start_time = start_of(process.pid)
@@ -346,7 +353,7 @@ def test_recycled_pid_is_not_opened(marker: str) -> None:
 
 
 def test_tree_membership_is_decided_by_ancestry_alone(marker: str) -> None:
-    """A stranger with the same command line, in the same group and session, is none of it; a daemon is."""
+    """A stranger with the same command line, in the same group and session, is no member. A daemon is."""
     code = "fork() or (os.setsid(), say(os.getpid()), stay()); stay()"
     stranger = subprocess.Popen(child(code, marker), stdout=subprocess.PIPE)
     root = subprocess.Popen(child(code, marker), stdout=subprocess.PIPE)
@@ -365,11 +372,11 @@ def test_tree_membership_is_decided_by_ancestry_alone(marker: str) -> None:
     wait_none(marker)
 
 
-# -- guards that are lost or late ------------------------------------------------------------------------------------
+# -- lost and late guards --------------------------------------------------------------------------------------------
 async def test_lost_keeper_with_an_unread_order_is_not_taken_for_loss_of_both_guards(marker: str) -> None:
-    """A socket that is closed with something unread in it gives the other side an error before what is queued there.
+    """A socket that is closed with unread data gives the other side an error before its queued messages.
 
-    The zygote's report is in that queue, and it is the truth: the tree is gone, and nobody survived.
+    The zygote's report is in that queue, and it is true: the tree is gone, and no process survived.
     """
     async with Host() as host:
         command = await start(host, child(DAEMONS["setsid"] + "\nstay()", marker, marker))
@@ -390,7 +397,10 @@ async def test_lost_keeper_with_an_unread_order_is_not_taken_for_loss_of_both_gu
 async def test_keeper_that_does_not_answer_is_killed_with_its_tree(
     marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last rung. The keeper's bound of seven seconds is shortened; the zygote's is not. It is continued first."""
+    """The last rung.
+
+    The keeper's limit of seven seconds is shortened, the zygote's is not. The keeper is continued first.
+    """
     monkeypatch.setattr(stop_ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
     async with Host() as host:
         command = await start(host, child(DAEMONS["double_fork"] + "\nstay()", marker, marker), grace=0.2)
@@ -404,10 +414,11 @@ async def test_keeper_that_does_not_answer_is_killed_with_its_tree(
 
 
 async def test_start_that_was_given_up_never_runs(marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The zygote does not run while the commands are stopped, their ladders walked to the end, and "over" is said.
+    """The zygote is stopped while the host stops the commands, ends their ladders, and reports them as over.
 
-    When the zygote thaws, the orders are still in its queue. What was said to be over must not begin. One that began
-    would be stopped again within a millisecond, so twenty quick ones make sure that at least one would leave a trace.
+    When the zygote continues, the orders are still in its queue. A command that was reported as over must not start.
+    One that started would be stopped again within a millisecond. So twenty quick ones make sure that at least one would
+    leave a trace.
     """
     monkeypatch.setattr(stop_ladder, "KILL_REPORT_SECONDS_MAX", 0.1)
     monkeypatch.setattr(stop_ladder, "TAKE_OVER_SECONDS_MAX", 0.1)
@@ -421,10 +432,10 @@ async def test_start_that_was_given_up_never_runs(marker: str, tmp_path: Path, m
             for task in starting:
                 task.cancel()
             await asyncio.wait(starting)
-            # Over, whether with a result or with an error: nobody has promised which.
+            # Over, with a result or with an error: the API does not promise which.
             await asyncio.gather(*(command.wait() for command in commands), return_exceptions=True)
             assert all(command.is_over for command in commands)
-        # A later command of the same zygote (or of its successor) is served after those in the queue.
+        # The same zygote (or its successor) serves a later command after those in the queue.
         assert (await banksman.execute(child("sys.exit(0)", marker))).code == 0
     wait_none(marker)
     assert not (tmp_path / "ran").exists()
@@ -447,7 +458,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGQUIT])
 def test_killed_host_takes_its_trees_along(marker: str, number: int) -> None:
-    """Scenario 23: within seconds nothing is left. A signal that merely ends a program by default is no different."""
+    """Scenario 23: no process is left within seconds. A signal that ends a program by default has the same effect."""
     with running_program(HOST_WITH_TREES % "", marker) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
@@ -458,8 +469,8 @@ def test_killed_host_takes_its_trees_along(marker: str, number: int) -> None:
 
 
 def test_host_that_calls_exec_takes_its_trees_along(marker: str) -> None:
-    """exec keeps the pid, so a watch on the process alone would see nothing; the closed socket says it."""
-    # The new program has no marker: what is counted is only what it left behind.
+    """exec keeps the pid, so a watch on the process alone would see nothing. The closed socket shows it."""
+    # The new program has no marker: the count sees only the processes that it left behind.
     become = 'os.execv("/bin/cat", ["cat"])'
     with running_program(HOST_WITH_TREES % become, marker) as running:
         assert running.stdout is not None
@@ -470,7 +481,7 @@ def test_host_that_calls_exec_takes_its_trees_along(marker: str) -> None:
 
 @pytest.mark.parametrize("starts", [0, 1, 3, 8])
 def test_host_killed_while_starting_commands_leaves_none(marker: str, starts: int) -> None:
-    """Scenario 23, half way: twenty starts are under way and `starts` of them were answered."""
+    """Scenario 23 during starts: twenty starts are in progress, and `starts` of them were answered."""
     code = """
 async def main():
     host = banksman.Host()
@@ -491,7 +502,7 @@ asyncio.run(main())
 
 @pytest.mark.thorough
 def test_frozen_host_does_not_keep_a_command_past_its_timeout(marker: str) -> None:
-    """The keeper holds the deadline too, and goes on alone. Thawed, the host reports what was done and why."""
+    """The keeper has the deadline too, and acts alone. When continued, the host reports the actions and the reason."""
     code = """
 async def main():
     heard = Heard()
@@ -517,7 +528,7 @@ asyncio.run(main())
 
 
 async def test_sweep_of_many_names_every_process(marker: str) -> None:
-    """More than fits one message between keeper and host (a hundred names): all are ended, and all are named."""
+    """More than a hundred names do not fit into one message between keeper and host. All are ended and named."""
     code = """
 for _ in range(120):
     if fork() == 0:
@@ -554,7 +565,10 @@ ctypes.CDLL(None).pthread_exit(None)
 @pytest.mark.parametrize("ending", ["stop", "keeper"])
 @pytest.mark.parametrize("role", ["leader", "descendant"])
 async def test_process_whose_first_thread_ended_is_no_zombie(marker: str, role: str, ending: str) -> None:
-    """/proc shows it as one. It lives in its other threads, ignores TERM here, and must be killed like everybody."""
+    """/proc shows it as a zombie.
+
+    It lives in its other threads and ignores TERM here, and must be killed like any other.
+    """
     async with Host() as host:
         command = await host.start(child(LEADERLESS, marker, role), grace=0.2)
         await wait_said(command, "ready")
@@ -569,7 +583,7 @@ async def test_process_whose_first_thread_ended_is_no_zombie(marker: str, role: 
 
 
 def left_alive(marker: str) -> list[int]:
-    """Also those that show no argv because their first thread is gone: by the threads that do."""
+    """Also a process that shows no argv because its first thread is gone: its other threads show it."""
     found: list[int] = []
     for path in Path("/proc").glob("[0-9]*/task/[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

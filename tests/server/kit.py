@@ -1,7 +1,7 @@
-"""A real server in a process of its own, and the plainest client there is: a socket, and bytes.
+"""Real server in another process, and a minimal client that is a socket and bytes.
 
-The server is started as a user starts it, with a settings file and a store in the test's folder. It can be killed and
-started again at the same address. Nothing here knows how the server works.
+The server starts as a user starts it, with a settings file and a store in the test's folder. A test can kill it and
+start it again at the same address. This module imports nothing of the server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from banksman.testing import fake_agent
 TOKEN = "a-token-of-the-tests"
 AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}
 SECONDS_MAX = 60.0
-# How long what runs may take when a test is over, and nobody wants its answer any more.
+# Time for running turns at the end of a test, when no client waits for them.
 AT_THE_END_SECONDS = 0.1
 
 
@@ -42,8 +42,11 @@ class Answer(NamedTuple):
 
 
 def terminate(process: subprocess.Popen[str], patience: float) -> None:
-    """TERM, and again whenever this patience is over: the second TERM that a server hears stops what runs. One that
-    comes before the first was heard is lost, so two are not always enough."""
+    """Send TERM repeatedly, after each `patience` seconds.
+
+    The second TERM that a server receives stops its running turns. A TERM that arrives before the handler of the first
+    has run is lost, so two are not always enough.
+    """
     for _ in range(int(SECONDS_MAX / patience)):
         process.send_signal(signal.SIGTERM)
         try:
@@ -54,8 +57,11 @@ def terminate(process: subprocess.Popen[str], patience: float) -> None:
 
 
 class Served:
-    """One server. `settings`: of its `[serve]` table. `fds_max`: how many open files it may have. `variables`: of its
-    environment, besides those of this process."""
+    """One server.
+
+    `settings`: its `[serve]` table. `fds_max`: its limit on open files. `variables`: added to the environment of this
+    process.
+    """
 
     def __init__(
         self,
@@ -78,7 +84,7 @@ class Served:
         self.process: subprocess.Popen[str] | None = None
         self.log = folder / "log.txt"
         self.port = 0
-        # Its first line.
+        # The first line that the server prints.
         self.printed = ""
 
     def __enter__(self) -> Served:
@@ -98,7 +104,7 @@ class Served:
         return self.process.pid
 
     def start(self) -> None:
-        """Returns when it serves. Again: at the same address."""
+        """Start the server, and return when it serves. A restart uses the same address."""
         config = self.folder / "config.toml"
         lines = (f"{name} = {json.dumps(value)}\n" for name, value in self.settings.items() if value is not None)
         config.write_text("[serve]\n" + "".join(lines), encoding="utf-8")
@@ -122,13 +128,13 @@ class Served:
         return [] if self._fds_max is None else ["prlimit", f"--nofile={self._fds_max}:{self._fds_max}", "--"]
 
     def kill(self) -> None:
-        """As the kernel does it when memory is short."""
+        """Kill the server, as the kernel does when memory is short."""
         assert self.process is not None
         self.process.kill()
         self._reap()
 
     def stop(self, patience: float = 1.0) -> int:
-        """As a service manager does it, with so many seconds of patience for what runs."""
+        """Stop the server as a service manager does. `patience`: seconds that running turns get."""
         if self.process is None:
             return 0
         terminate(self.process, patience)
@@ -181,20 +187,20 @@ class Served:
         return answer.json if answer.body else None
 
     def link(self, url: str | None = None) -> str:
-        """An address that logs a browser in, as `banksman page` prints it."""
+        """Return an address that logs a browser in, as `banksman page` prints it."""
         return f"{url or self.url}/#code={self.post('/v1/login/code')['code']}"
 
     # -- sessions with the scripted agent ----------------------------------------------------------------------------
     def open(self, script: Mapping[str, Sequence[str]] | None = None, **more: Any) -> str:
-        """A session's id."""
+        """Open a session and return its id."""
         return self.post("/v1/sessions", {"command": fake_agent.command(script or {}), **more})["id"]
 
     def ask(self, session: str, prompt: str, **more: Any) -> str:
-        """A turn's id."""
+        """Ask, and return the id of the turn."""
         return self.post(f"/v1/sessions/{session}/turns", {"prompt": prompt, **more})["turn"]
 
     def outcome(self, session: str, turn: str) -> Any:
-        """Waits for it."""
+        """Wait for the outcome of a turn."""
         shown = self.get(f"/v1/sessions/{session}/turns/{turn}?wait=60")
         assert shown["outcome"] is not None, shown
         return shown["outcome"]
@@ -225,9 +231,9 @@ class Served:
 
 @contextlib.contextmanager
 def shared(folder: Path, **settings: Any) -> Generator[Served]:
-    """A server that the tests of a module share: `leaves_nothing` passes over it. None of them may end it.
+    """Serve one server for all tests of a module; `leaves_nothing` ignores it. No test may end it.
 
-    It starts before a test has folders of its own for settings, so it gets one.
+    It starts before a test has its folders for settings, so it gets a separate one.
     """
     with Served(folder, variables={"XDG_CONFIG_HOME": str(folder / "config")}, **settings) as served:
         with kept.shared(pid := served.pid):
@@ -236,12 +242,15 @@ def shared(folder: Path, **settings: Any) -> Generator[Served]:
 
 
 def port_of(line: str) -> int:
-    """Of the address that a server prints."""
+    """Return the port of the address that a server prints."""
     return int(line[line.index("http://") :].split(":")[2].partition("/")[0])
 
 
 class Sent(NamedTuple):
-    """A message of a stream. `id` and `event` None: it has none."""
+    """A message of a stream.
+
+    `id` and `event` are None if the message lacks them.
+    """
 
     id: str | None
     event: str | None
@@ -263,12 +272,12 @@ class Stream:
         self._rest = b""
 
     def close(self) -> None:
-        """The connection is open for as long as one of the two is."""
+        """Close the file and the socket: the connection stays open until both are closed."""
         self._file.close()
         self.peer.close()
 
     def chunk(self) -> bytes:
-        """The next bytes; empty: the end, or the connection is lost."""
+        """Return the next bytes. Empty bytes mean the end, or a lost connection."""
         size = self._file.readline().strip()
         if not size or int(size, 16) == 0:
             return b""
@@ -277,7 +286,7 @@ class Stream:
         return data
 
     def messages(self) -> Iterator[Sent]:
-        """Each as it comes, until the end."""
+        """Yield each message when it arrives, until the end."""
         while data := self.chunk():
             self._rest += data
             *blocks, self._rest = self._rest.split(b"\n\n")
@@ -288,7 +297,7 @@ class Stream:
                     yield Sent(id, event, json.loads(fields[b"data"]))
 
     def until_live(self) -> list[Sent]:
-        """What was there: the events of the log, to the mark that says that the rest is yet to come."""
+        """Return the events of the replay, up to the `stream.live` mark."""
         found: list[Sent] = []
         for message in self.messages():
             if message.event == "stream.live":
@@ -298,9 +307,12 @@ class Stream:
         raise AssertionError(f"the stream has ended before it was live; it had {len(found)} events")
 
 
-# -- bytes as they are -------------------------------------------------------------------------------------------------
+# -- raw bytes ---------------------------------------------------------------------------------------------------------
 def talk(port: int, *pieces: bytes, is_ended: bool = False) -> bytes:
-    """All that the server says to these bytes, until it closes the connection. It must: ask it to, or be refused."""
+    """Return the server's answer to these bytes, up to the close of the connection.
+
+    It must close: send `Connection: close`, or a request that it refuses.
+    """
     with socket.create_connection(("127.0.0.1", port), SECONDS_MAX) as peer:
         try:
             for piece in pieces:
@@ -308,7 +320,7 @@ def talk(port: int, *pieces: bytes, is_ended: bool = False) -> bytes:
             if is_ended:
                 peer.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # It has closed before it had all of it. What it said is there to be read.
+            pass  # The server closed before it had all bytes. Its answer can still be read.
         said = b""
         try:
             while data := peer.recv(1 << 16):
@@ -319,12 +331,12 @@ def talk(port: int, *pieces: bytes, is_ended: bool = False) -> bytes:
 
 
 def statuses(said: bytes) -> list[int]:
-    """Of the answers in these bytes, in order."""
+    """Return the statuses of the answers in these bytes, in order."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 ([0-9]{3}) ", said)]
 
 
 def head(line: str, *headers: str, port: int, host: str | None = None, token: bool = True) -> bytes:
-    """The head of a request that is the last of its connection."""
+    """Return the head of a request that is the last of its connection."""
     lines = [line, f"Host: {host or f'127.0.0.1:{port}'}", "Connection: close"]
     lines += [f"Authorization: Bearer {TOKEN}"] if token else []
     return "\r\n".join([*lines, *headers, "", ""]).encode()

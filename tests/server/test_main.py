@@ -1,4 +1,4 @@
-"""How a server begins and ends: signals, drain, a deadline, a second signal, systemd, PID 1, a port that is taken."""
+"""Start and end of a server: signals, drain, its deadline, a second signal, systemd, PID 1, a taken port."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def ended(served: Served) -> int:
-    """The exit code, when it is there."""
+    """Wait for the exit and return its code."""
     assert served.process is not None
     code = served.process.wait(60)
     assert served.process.stdout is not None
@@ -57,13 +57,13 @@ def test_sigterm_lets_turns_finish_and_refuses_new_work(served: Served, tmp_path
         os.kill(served.pid, signal.SIGTERM)
         late = {"name": "late", "command": ["true"]}
         while (refused := served.request("POST", "/v1/sessions", late)).status != 503:
-            assert refused.status == 201  # It has not heard of it yet.
+            assert refused.status == 201  # The server has not received the signal yet.
             assert served.request("DELETE", "/v1/sessions/late?forget=1").status == 204
         assert refused.headers["retry-after"] == "1"
-        # For clients of HTTP: they have no Host to open.
+        # For clients of HTTP, which cannot open another Host.
         assert refused.json["hint"] == CLOSING_HINT
         assert served.request("POST", f"/v1/sessions/{session}/turns", {"prompt": "late"}).status in (409, 503)
-        # Who reads is served to the end.
+        # Readers are served to the end.
         assert served.get("/v1/server")["draining"] is True
         go.write_text("now")
         messages = list(stream.messages())
@@ -88,7 +88,7 @@ def test_sigterm_stops_turns_at_the_drain_deadline(tmp_path: Path) -> None:
 
 
 def test_sigterm_repeated_does_not_change_the_exit_code(served: Served) -> None:
-    """A service manager may ask again when the server has done everything but exit."""
+    """A service manager may repeat the signal when the server has done everything but exit."""
     assert served.process is not None
     terminate(served.process, 0.005)
     assert ended(served) == 0
@@ -122,7 +122,7 @@ def test_killed_server_leaves_no_process(served: Served, tmp_path: Path) -> None
     pids = [process["pid"] for process in served.get(f"/v1/sessions/{session}/why")["tree"]]
     command = served.post("/v1/commands", {"argv": ["sleep", "1000"]})
     served.kill()
-    # That they are gone is told by the keepers before whoever comes next has the session.
+    # The keepers end the trees before the next host gets the session.
     served.start()
     served.outcome(session, turn)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -230,7 +230,7 @@ def test_sigusr1_dumps_tasks_of_the_server(served: Served) -> None:
 
 @thorough
 def test_serve_runs_as_process_1_of_a_container(tmp_path: Path) -> None:
-    """As PID 1 signals without a handler mean nothing, and every orphan is ours to reap."""
+    """PID 1 ignores signals without a handler, and must reap every orphan."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a namespace of processes needs root")
     argv = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -242,7 +242,7 @@ def test_serve_runs_as_process_1_of_a_container(tmp_path: Path) -> None:
         line = process.stdout.readline()
         served.port = port_of(line)
         assert served.get("/v1/server")["pid"] == 1
-        # It leaves an orphan behind that nobody in the tree waits for.
+        # The command leaves an orphan that no process in the tree waits for.
         command = served.post("/v1/commands", {"argv": ["sh", "-c", "setsid sh -c 'exit 3' & exit 0"]})
         done = served.get(f"/v1/commands/{command['id']}?wait=30")["finished"]
         assert (done["ended"], done["code"], done["survivors"]) == ("exited", 0, [])
@@ -258,7 +258,7 @@ def test_serve_runs_as_process_1_of_a_container(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_shutdown_is_bounded_with_a_client_that_reads_nothing(tmp_path: Path) -> None:
-    """Bounded by CLOSE_SECONDS_MAX, and not by the client: half of what a minute would be is a generous deadline."""
+    """CLOSE_SECONDS_MAX bounds the shutdown, not the client. Half a minute is a generous deadline."""
     with Served(tmp_path / "server") as served:
         session = served.open({"prompt work": ["flood 2000 4000"]})
         with socket.create_connection(("127.0.0.1", served.port)) as peer:
@@ -274,7 +274,6 @@ def test_shutdown_is_bounded_with_a_client_that_reads_nothing(tmp_path: Path) ->
 
 @thorough
 def test_shutdown_sends_closing_to_fifty_streams(served: Served) -> None:
-    """Fifty streams, all told."""
     told: list[str | None] = []
     started = threading.Barrier(51)
 

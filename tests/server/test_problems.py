@@ -1,4 +1,4 @@
-"""Errors as a client sees them: each a problem with a status that says who must act, and when to come back."""
+"""Errors over HTTP: each is a problem whose status names the side that must act, and when a client may retry."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_problem_status_is_defined_for_every_error() -> None:
             {"session": "s"},
         )
         assert ("Retry-After" in found.headers) == (status in (429, 503) or kind is errors.Busy), kind
-    # A host that goes away is no fault of the caller's: another one will be there.
+    # A closing host is no fault of the caller: another host will serve.
     closing = problem_of(errors.Closed("x", hint="open another Host"), is_closing=True)
     assert (closing.status, closing.hint) == (503, CLOSING_HINT)
     assert problem_of(errors.Busy("x"), is_closing=True).status == 409
@@ -86,10 +86,10 @@ def test_problem_of_missing_thing_or_impossible_request_has_its_status(served: S
     problem(ask("GET", f"/v1/sessions/{session}/events?after=9.9"), 410, "history-lost")
     assert problem(ask("PUT", "/v1/server"), 405, "wrong-method")["hint"] == "use GET, HEAD"
     problem(served.request("POST", "/v1/commands", b"{}", headers={"Content-Type": "text/plain"}), 415, "not-json")
-    # A name belongs to one.
+    # A name belongs to one session.
     other = served.open()
     problem(ask("PATCH", f"/v1/sessions/{other}", {"name": "here"}), 409, "name-taken")
-    # A command that is over takes nothing.
+    # A command that is over accepts no input.
     command = served.post("/v1/commands", {"argv": ["true"], "stdin": "pipe"})["id"]
     served.get(f"/v1/commands/{command}?wait=30")
     problem(ask("POST", f"/v1/commands/{command}/stdin", {"text": "x"}), 409, "command-error")
@@ -103,7 +103,7 @@ def test_problem_of_busy_or_full_has_retry_after(tmp_path: Path) -> None:
         answer = served.request("POST", turns, {"prompt": "x", "on_busy": "reject"})
         problem(answer, 409, "busy")
         answer = served.request("POST", turns, {"prompt": "waits"})
-        while answer.status == 202:  # The first may not have begun yet, and then it waits, too.
+        while answer.status == 202:  # The first may not have started yet. Then it waits too.
             answer = served.request("POST", turns, {"prompt": "waits"})
         problem(answer, 429, "queue-full")
         with served.stream("/v1/events") as stream:
@@ -132,7 +132,7 @@ def test_draining_server_refuses_new_work_and_shows_sessions(tmp_path: Path) -> 
             assert served.get(f"/v1/sessions/{session}/turns/{turn}")["outcome"] is None
             problem(served.request("GET", "/healthz", token=False), 503, "draining")
             assert served.get("/livez") == {"status": "ok"}
-            # What runs may be ended by who has had enough, and then the server goes.
+            # A client may interrupt the running turn, and then the server exits.
             served.post(f"/v1/sessions/{session}/interrupt")
             assert [message.event for message in stream.messages()][-1] == "stream.closing"
         assert served.process is not None

@@ -1,4 +1,4 @@
-"""What a server is set to: what is misspelt or impossible is told before anything is begun."""
+"""Settings of a server: a misspelt or impossible setting is reported before the server starts."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_settings_is_loopback_recognises_local_addresses_only() -> None:
         assert not is_loopback(bind), bind
 
 
-# -- as it is started -------------------------------------------------------------------------------------------------
+# -- at the start -----------------------------------------------------------------------------------------------------
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "banksman", "serve", "--port", "0", "--store", "memory:", *flags],
@@ -159,7 +159,7 @@ def test_serve_on_a_public_address_needs_allow_remote(tmp_path: Path) -> None:
         ("sqlite:a", "sqlite:a?keep_bytes=7&keep_seconds=8"),
         ("sqlite:a?b", "sqlite:a?b?keep_bytes=7&keep_seconds=8"),
         ("sqlite:a?level=full", "sqlite:a?level=full&keep_bytes=7&keep_seconds=8"),
-        # What was said of this store comes before what was said of any.
+        # A setting in the store address precedes the general setting.
         ("sqlite:a?keep_bytes=9", "sqlite:a?keep_bytes=9&keep_seconds=8"),
         ("sqlite:a?keep_seconds=9&keep_bytes=9", "sqlite:a?keep_seconds=9&keep_bytes=9"),
         ("memory:", "memory:"),

@@ -1,4 +1,4 @@
-"""Run the shell client of docs/server.md as it is shown, while the server is killed."""
+"""Run the shell client of docs/server.md as it is printed, while the server is killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_shell_client_prints_every_event_once_when_the_server_is_killed(served: 
     script = CLIENT.replace("http://127.0.0.1:4380", served.url)
     assert script != CLIENT
     session = served.open()
-    # Its own session: the shell, curl and the rest end together.
+    # In a new session, so that the shell, curl and the rest end together.
     client = subprocess.Popen(
         ["sh", "-c", script, "sh", session, str(tmp_path / "place")],
         stdout=subprocess.PIPE,

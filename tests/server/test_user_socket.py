@@ -1,4 +1,4 @@
-"""The socket of a server's own user: who comes in by it, where it is, and what becomes of it. All of them are real."""
+"""Socket of a server's user: admission, location and removal, with real sockets and users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from banksman import sockets
 from banksman.errors import UsageError
 
 NOBODY = 65534
-# At a socket, as a user: what the kernel says to that, or the server.
+# Connects to a socket as a user, and prints the answer of the kernel or of the server.
 KNOCK = """
 import os, socket, sys
 os.setuid(int(sys.argv[2]))
@@ -45,7 +45,7 @@ with socket.socket(socket.AF_UNIX) as listener:
     print("listens", flush=True)
     sys.stdin.read()
 """
-# A process that listens in a folder, and is killed.
+# Listens in a folder until it is killed.
 DIES = """
 import os, signal, sys
 from pathlib import Path
@@ -81,7 +81,7 @@ def knock(path: Path, uid: int) -> str:
 
 
 def leave_dead(folder: Path) -> Path:
-    """A socket whose process was killed."""
+    """Return a socket whose process was killed."""
     done = subprocess.run(
         [sys.executable, "-c", DIES, str(folder)], stdout=subprocess.PIPE, text=True, check=False, timeout=60
     )
@@ -91,14 +91,14 @@ def leave_dead(folder: Path) -> Path:
     return path
 
 
-# -- who comes in -----------------------------------------------------------------------------------------------------
+# -- admission --------------------------------------------------------------------------------------------------------
 def test_user_socket_admits_its_user_without_a_token(served: Served) -> None:
     path = socket_of(served)
     answer = ask(path, "GET", "/v1/server")
     assert (answer.status, answer.json["pid"]) == (200, served.pid)
-    # A token is not looked at, and no name either: there is only one way to be here.
+    # The server ignores a token and a Host header here: the socket itself admits the client.
     assert ask(path, "GET", "/v1/server", headers={"Authorization": "Bearer wrong", "Host": "x.example"}).status == 200
-    # It is the socket that makes the difference, and not what is said.
+    # The socket makes the difference, not the request.
     assert served.request("GET", "/v1/server", token=False).status == 401
 
 
@@ -117,7 +117,7 @@ def test_user_socket_admits_its_user_without_a_token(served: Served) -> None:
     ],
 )
 def test_user_socket_refuses_a_browser_behind_a_proxy(served: Served, header: dict[str, str]) -> None:
-    """Whatever else it brings: the token is for the URL."""
+    """Whatever else the request carries: the token is for the URL."""
     for more in ({}, {"Authorization": f"Bearer {TOKEN}"}):
         answer = ask(socket_of(served), "GET", "/v1/server", headers={**header, **more})
         assert (answer.status, answer.json["title"]) == (403, "ForeignOrigin")
@@ -125,7 +125,7 @@ def test_user_socket_refuses_a_browser_behind_a_proxy(served: Served, header: di
 
 @pytest.fixture
 def passable() -> Iterator[Served]:
-    """A server whose folders everybody may pass through, but for the one that is closed on purpose."""
+    """A server whose folders every user may enter, except the one that is private on purpose."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
     with tempfile.TemporaryDirectory() as name, Served(Path(name) / "s") as served:
@@ -138,16 +138,16 @@ def test_user_socket_refuses_another_user_even_when_opened_to_all(passable: Serv
     path = socket_of(passable)
     assert knock(path, 0) == "HTTP/1.1 200"
     assert knock(path, NOBODY) == "PermissionError"
-    # And with the folder open, the socket itself is closed to them.
+    # With the folder open, the mode of the socket still refuses them.
     os.chmod(path.parent, 0o755)
     assert knock(path, NOBODY) == "PermissionError"
-    # Somebody has opened all of it by mistake: the kernel still says who it is.
+    # The socket is open to all by mistake. The kernel still reports the user of the client.
     os.chmod(path, 0o666)
     assert knock(path, NOBODY) == "HTTP/1.1 403"
 
 
 def test_client_refuses_a_socket_of_another_user() -> None:
-    """A client has something to lose, too: what it says."""
+    """A client has something to protect too: its request."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
     with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +162,7 @@ def test_client_refuses_a_socket_of_another_user() -> None:
             other.communicate("", timeout=60)
 
 
-# -- where it is ------------------------------------------------------------------------------------------------------
+# -- location ---------------------------------------------------------------------------------------------------------
 def test_user_socket_and_its_folder_are_private(served: Served) -> None:
     path = socket_of(served)
     assert stat.S_ISSOCK(path.stat().st_mode)
@@ -207,7 +207,7 @@ def test_two_servers_have_separate_user_sockets(tmp_path: Path) -> None:
             [second] = [path for path in found if path != first]
             assert ask(first, "GET", "/v1/server").json["pid"] == one.pid
             assert ask(second, "GET", "/v1/server").json["pid"] == two.pid
-            # Clients keep the one that they have.
+            # Clients keep their socket.
             assert socket_of(one) == first
         assert list(first.parent.iterdir()) == [first]
 
@@ -220,7 +220,7 @@ def test_server_without_a_socket_folder_serves_and_warns_once(tmp_path: Path) ->
         assert served.get("/v1/sessions") == {"sessions": [], "next": None}
         assert "socket" not in json.loads((folder / "server.json").read_text())
         assert served.log.read_text().count("cannot create the user socket") == 1
-        # Verbs find it by its URL then.
+        # Verbs then find the server by its URL.
         done = verb(served, "ps", "--json", BANKSMAN_TOKEN=TOKEN)
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -242,7 +242,7 @@ def test_user_socket_folder_readable_by_others_is_made_private(tmp_path: Path) -
     assert stat.S_IMODE((tmp_path / "sockets").stat().st_mode) == 0o700
 
 
-# -- its end ----------------------------------------------------------------------------------------------------------
+# -- removal ----------------------------------------------------------------------------------------------------------
 def test_sigterm_removes_the_user_socket(fresh: Served) -> None:
     path = socket_of(fresh)
     assert fresh.process is not None
@@ -267,7 +267,8 @@ def test_socket_sweep_removes_dead_sockets_only(tmp_path: Path, monkeypatch: pyt
     with listener:
         assert not dead.exists(), "whoever makes one sweeps"
         dead = leave_dead(folder)
-        # Full to the brim, it lives all the same. From inside: the whole path may be too long for a socket.
+        # A full backlog does not count as dead. From inside the folder, because the whole path may be too long for a
+        # socket.
         monkeypatch.chdir(folder)
         with contextlib.ExitStack() as stack:
             listener.listen(0)
@@ -282,7 +283,7 @@ def test_socket_sweep_removes_dead_sockets_only(tmp_path: Path, monkeypatch: pyt
 
 
 def test_socket_sweep_keeps_sockets_of_another_machine(tmp_path: Path) -> None:
-    """A home that two machines share: from here the other's sockets look dead."""
+    """Two machines share a home folder: the sockets of the other machine look dead from here."""
     folder = tmp_path / "sockets"
     dead = leave_dead(folder)
     elsewhere = folder / f"00000000-{dead.name.partition('-')[2]}"
@@ -293,7 +294,7 @@ def test_socket_sweep_keeps_sockets_of_another_machine(tmp_path: Path) -> None:
 
 
 def test_socket_sweep_waits_for_a_socket_being_made(tmp_path: Path) -> None:
-    """Between its bind and its listen it looks dead. So a sweep waits for whoever has the folder, or does nothing."""
+    """Between its bind and its listen a socket looks dead. So a sweep waits for the folder lock, or does nothing."""
     folder = tmp_path / "sockets"
     dead = leave_dead(folder)
     fd = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,7 @@
-"""What an agent says of itself when it is started, in a few words each: for the page, and the same in every run."""
+"""Abilities that an agent reports at its start, in a few words each, for the conformance page.
+
+The words are the same in every run.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from typing import Any
 
 Told = dict[str, Any]
 
-# What is told, in the order of the page's columns.
+# Abilities in the order of the page's columns.
 NAMES = ("version", "protocol", "history", "prompts", "MCP servers", "modes", "models")
 UNTOLD = "not reported"
 
 
 def of_claude(init: Told) -> dict[str, str]:
-    """From the first frame of a turn."""
+    """Return the abilities in the first frame of a turn."""
     return {
         "version": str(init["claude_code_version"]),
         "protocol": "stream-json",
@@ -26,7 +29,7 @@ def of_claude(init: Told) -> dict[str, str]:
 
 
 def of_codex(told: Told, started: Told) -> dict[str, str]:
-    """From the answers to `initialize` and `thread/start`."""
+    """Return the abilities in the answers to `initialize` and `thread/start`."""
     version = re.search(r"/(\d+\.\d+\.\d+)", told["userAgent"])
     assert version is not None
     return {
@@ -41,7 +44,7 @@ def of_codex(told: Told, started: Told) -> dict[str, str]:
 
 
 def of_acp(told: Told, session: Told) -> dict[str, str]:
-    """From the answers to `initialize` and `session/new`."""
+    """Return the abilities in the answers to `initialize` and `session/new`."""
     can = told["agentCapabilities"]
     history = [*(["load"] if can.get("loadSession") else []), *sorted(can.get("sessionCapabilities", {}))]
     servers = ["stdio", *(name for name, is_so in sorted(can.get("mcpCapabilities", {}).items()) if is_so)]
@@ -60,7 +63,7 @@ def of_acp(told: Told, session: Told) -> dict[str, str]:
 
 
 def _options(session: Told, category: str) -> list[str]:
-    """What a setting of the session can be set to."""
+    """Return the values that a setting of the session can take."""
     options = session.get("configOptions") or ()
     return [each["value"] for option in options if option.get("category") == category for each in option["options"]]
 
@@ -70,5 +73,5 @@ def _words(words: list[str]) -> str:
 
 
 def _count(models: list[Any]) -> str:
-    # Their names change from month to month, and with the account.
+    # Only their number: the names change from month to month, and with the account.
     return f"{len(models)} offered" if models else "none offered"

@@ -1,4 +1,4 @@
-"""What came of one side of a step, for the table and for the page."""
+"""Result of one side of a step, for the table and for the page."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """`outcome`: a word or two. `tool_left`: how many processes of an interrupted tool lived two seconds after the
-    interrupt; None: none was interrupted. `seen`: what else the page tells, by name."""
+    """Result of one side of a step.
+
+    `outcome`: a word or two. `tool_left`: the number of processes of an interrupted tool that lived two seconds after
+    the interrupt; None if no tool was interrupted. `seen`: further values for the page, by name.
+    """
 
     outcome: str
     tool_left: int | None = None

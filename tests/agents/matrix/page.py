@@ -1,7 +1,7 @@
-"""docs/conformance.md, made from one run of the matrix: which agent does what, and what Banksman repairs.
+"""Generate docs/conformance.md from one run of the matrix: each agent's behaviour, and the repairs of Banksman.
 
-The layout, and all that is not measured, comes from the code: two runs differ in their times alone, unless an agent or
-Banksman has become another.
+The layout and every unmeasured text come from the code. So two runs differ only in their times, unless an agent or
+Banksman has changed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ tests, so the numbers only compare the two. Most of Banksman's time is the grace
 child that ignores TERM.
 """
 
-# What is true of one agent and cannot be repaired, beside what its profile notes.
+# Defects of an agent that cannot be repaired, beside the notes of its profile.
 TRUTHS = {
     "codex-acp": (
         "It has no way to deny a command and continue. A denial ends the turn with `cancelled`, so the turn fails.",
@@ -90,7 +90,7 @@ TRUTHS = {
 
 
 def text(cells: list[Cell]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     known = {(cell["agent"], cell["step"]): cell for cell in cells}
     parts = [
         HEAD,
@@ -114,7 +114,7 @@ def text(cells: list[Cell]) -> str:
 
 
 def asked_for() -> str:
-    """What the profiles say, for every agent of the matrix."""
+    """Return the table of capabilities in the profiles, for every agent of the matrix."""
     agents = {name: profile(name) for name in AGENTS}
     rows = [
         [f"`{name}`", *("yes" if name in agent.capabilities else "" for agent in agents.values())]
@@ -138,7 +138,7 @@ def _item(name: str, words: str) -> str:
 
 
 def repairs(agent: str) -> str:
-    """What the profile says, in one cell."""
+    """Return the repairs of a profile as one cell."""
     return "; ".join(profile(agent).repairs()) or "leftover processes only"
 
 

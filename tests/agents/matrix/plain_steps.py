@@ -1,7 +1,7 @@
-"""The same steps, on the rival: plain `subprocess` and `killpg`, for whichever agent.
+"""Steps of the matrix on the rival: plain `subprocess` and `killpg`, for any agent.
 
-Where Banksman's step asserts, this one only looks: what comes out of it is the row's other half, and it is what the
-agent does by itself. Who runs a step kills the groups, and counts what is left.
+Where the step on Banksman asserts, this one only observes. Its result is the other half of the row, and shows the agent
+without Banksman. The runner of a step kills the groups and counts the remaining processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.agents.step_table import step_of
 
 
 class ClaudeRival:
-    """Claude Code by its own protocol, with the face of the others."""
+    """Claude Code by its own protocol, with the interface of the other rivals."""
 
     def __init__(self, place: Place, judge: Judge = always, resume: str | None = None) -> None:
         self._agent = PlainAgent(
@@ -52,13 +52,13 @@ RIVALS: dict[str, type[MatrixRival]] = {"claude": ClaudeRival, "codex": CodexRiv
 
 
 class RivalCase(PlainCase[Place, MatrixRival]):
-    """One step on whichever agent, by its own protocol."""
+    """One step with any agent, by its own protocol."""
 
     def open(self, *, resume: str | None = None, judge: Judge = always) -> MatrixRival:
         return self.keep(RIVALS.get(self.ground.agent.name, AcpRival)(self.ground, judge, resume))
 
     def begin(self, *, judge: Judge = always) -> MatrixRival:
-        """An agent after its first turn, in which the tool was started: from here on it runs."""
+        """Start an agent and run its first turn, which starts the tool. The tool runs from then on."""
         rival = self.open(judge=judge)
         rival.result(rival.ask(f"{self.ground.tool()}\n@@text the tool runs"))
         self.wait_tool()
@@ -124,7 +124,7 @@ def interrupt_in_tool(case: RivalCase) -> Came:
     return Came(said, tool_left=len(left), seen={"said": said})
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------------
 @step("model error")
 def model_error(case: RivalCase) -> Came:
     return Came(asked(case.begin(), f"@@error {STATUS}"))

@@ -1,6 +1,7 @@
-"""The rival for the agents that speak JSON-RPC: what one writes first. `subprocess.Popen` in a session of its own, a
-thread that reads lines, calls by number, and `killpg(SIGKILL)` at the end. See tests/agents/plain.py, which is the same
-for Claude Code.
+"""Rival for the agents that speak JSON-RPC: the first version that a programmer writes.
+
+It is `subprocess.Popen` in a new session, a thread that reads lines, numbered calls, and `killpg(SIGKILL)` at the end.
+tests/agents/plain.py is the same for Claude Code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.agents.matrix.abilities import of_acp, of_codex
 from tests.agents.matrix.place import Place
 
 Message = dict[str, Any]
-# Whether a command may be run, by all that is told of it.
+# Decides from the text of a request whether a command may run.
 Judge = Callable[[str], bool]
 
 
@@ -28,9 +29,9 @@ def always(_: str) -> bool:
 
 
 class Rpc:
-    """One process of an agent, and all that it has said. What is said in which words is the subclasses'."""
+    """One process of an agent, and every message that it has sent. Subclasses know the protocol."""
 
-    # Codex leaves the member out, and takes none.
+    # Codex omits the `jsonrpc` member and accepts none.
     ENVELOPE: ClassVar[Message] = {"jsonrpc": "2.0"}
 
     def __init__(self, place: Place, judge: Judge = always) -> None:
@@ -38,10 +39,9 @@ class Rpc:
         self._judge = judge
         self.messages: list[Message] = []
         self._is_over = False
-        # Protects `messages` and `_is_over`, which the reader writes. Nothing is called while it is held.
+        # Protects `messages` and `_is_over`, which the reader writes. The holder calls nothing.
         self._news = threading.Condition()
-        # Protects stdin and the count of calls: the reader answers questions while a step asks. Only writes are made
-        # while it is held.
+        # Protects stdin and the count of calls: the reader answers questions while a step asks. The holder only writes.
         self._stdin = threading.Lock()
         self._calls = 0
         self.process = subprocess.Popen(
@@ -56,7 +56,7 @@ class Rpc:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    # -- saying ------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
     def begin(self, method: str, params: Message) -> int:
         """Send a call, and return its number."""
         with self._stdin:
@@ -79,9 +79,9 @@ class Rpc:
         self.process.stdin.write(json.dumps({**self.ENVELOPE, **message}).encode() + b"\n")
         self.process.stdin.flush()
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
     def wait(self, is_wanted: Callable[[Message], bool], what: str) -> Message:
-        """The first message of which this is so. Blocks."""
+        """Block until a message satisfies `is_wanted`, and return it."""
         end = time.monotonic() + WAIT_SECONDS_MAX
         seen = 0
         with self._news:
@@ -110,7 +110,7 @@ class Rpc:
                 try:
                     self.send({"id": message["id"], **self.answer_to(message)})
                 except BrokenPipeError:
-                    pass  # It was killed while it asked.
+                    pass  # The agent was killed while it asked.
         with self._news:
             self._is_over = True
             self._news.notify_all()
@@ -123,15 +123,18 @@ class Rpc:
 
     # -- ending ------------------------------------------------------------------------------------------------------
     def kill(self) -> None:
-        """The end that one writes first, and that is taken for the surest one."""
+        """Kill the process group: the first attempt of most programmers, and often believed to be complete."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # A step has killed it, and waited for it.
+            pass  # A step has killed it and waited for it.
         self.process.wait(WAIT_SECONDS_MAX)
 
     def close(self) -> None:
-        """Let go of the pipes. Only when nothing is left: who lives on may hold the other end, and we would wait."""
+        """Close the pipes, after every process of the agent is gone.
+
+        A survivor may hold the other end, and then the reader would block.
+        """
         self._reader.join(WAIT_SECONDS_MAX)
         assert not self._reader.is_alive(), "somebody still holds the agent's stdout"
         for pipe in (self.process.stdin, self.process.stdout):
@@ -139,7 +142,7 @@ class Rpc:
             try:
                 pipe.close()
             except BrokenPipeError:
-                pass  # Something was left to be written.
+                pass  # The buffer still held bytes to write.
 
 
 REFUSED: Message = {"error": {"code": -32601, "message": "no such method"}}
@@ -166,12 +169,12 @@ class AcpRival(Rpc):
         return of_acp(self._told, self._session)
 
     def ask(self, prompt: str) -> str:
-        """Send a prompt, and return a name for it."""
+        """Send a prompt, and return a reference to it."""
         text = {"type": "text", "text": prompt}
         return str(self.begin("session/prompt", {"sessionId": self.conversation, "prompt": [text]}))
 
     def result(self, ref: str) -> str:
-        """How the agent says that the turn went."""
+        """Return the end of the turn in the agent's words."""
         reply = self.reply(int(ref))
         return f"error {reply['error']['code']}" if "error" in reply else str(reply["result"]["stopReason"])
 
@@ -188,7 +191,7 @@ class AcpRival(Rpc):
 
 
 class CodexRival(Rpc):
-    """Codex by its app-server."""
+    """Codex through its app-server."""
 
     ENVELOPE: ClassVar[Message] = {}
 
@@ -208,12 +211,12 @@ class CodexRival(Rpc):
         return of_codex(self._told, self._session)
 
     def ask(self, prompt: str) -> str:
-        """Send a prompt, and return a name for it."""
+        """Send a prompt, and return a reference to it."""
         text = {"type": "text", "text": prompt}
         return str(self.begin("turn/start", {"threadId": self.conversation, "input": [text]}))
 
     def result(self, ref: str) -> str:
-        """How the agent says that the turn went."""
+        """Return the end of the turn in the agent's words."""
         turn = self._turn(int(ref))
         ended = self.wait(
             lambda message: message.get("method") == "turn/completed" and message["params"]["turn"]["id"] == turn,
@@ -222,7 +225,7 @@ class CodexRival(Rpc):
         return str(ended["params"]["turn"]["status"])
 
     def interrupt(self) -> None:
-        """What the last prompt has begun."""
+        """Interrupt the turn of the last prompt."""
         turn = self._turn(self._calls)
         self.call("turn/interrupt", {"threadId": self.conversation, "turnId": turn})
 

@@ -1,10 +1,10 @@
-"""The steps of the matrix, on Banksman, by its public API: the same code for every agent.
+"""Steps of the matrix on Banksman, by its public API: the same code for every agent.
 
-Each takes an agent to one place, sees that what comes of it is what was promised, and returns a word for the table. In
-every step a tool runs in the background from the first turn on, with a plain child, one in a session of its own and one
-that does not hear TERM. Who runs a step closes the host, and counts what is left.
+Each step takes an agent to one situation, checks the promised result, and returns a word for the table. In every step a
+tool runs in the background from the first turn on. It has a plain child, a child in a new session, and a child that
+ignores TERM. The runner of a step closes the host and counts the remaining processes.
 
-Where agents differ in what they can do at all, the step says so in its word and asserts what is true of that agent.
+Where agents differ in their abilities, the step asserts what holds for that agent and names it in its word.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from banksman import Host, Outcome, Session, Turn
 from banksman.core.session import event as kinds
 from banksman.sessions.questions import Question
 
-# One that is said to be wrong by the caller, so that no agent tries again.
+# An error of the caller, so that no agent retries.
 STATUS = 400
-# Of a command that has ended they tell that it has, and not what it said.
+# These agents report that a command has ended, but not its output.
 SILENT_TOOLS = ("gemini",)
-# Their only way to say no to a command ends the turn with it.
+# For these agents a denial of a command ends the turn.
 DENIAL_ENDS_TURN = ("codex-acp",)
-# So do these, and say that the turn ended well.
+# So it does for these, and they report a successful turn.
 DENIAL_ENDS_TURN_WELL = ("opencode",)
 
 Step = Callable[["MatrixCase"], Awaitable[Came]]
@@ -44,7 +44,7 @@ step = partial(step_of, STEPS)
 
 
 class MatrixCase(Case):
-    """One step on Banksman, with whichever agent."""
+    """One step on Banksman, with any agent."""
 
     ground: Place
 
@@ -69,14 +69,14 @@ def allow(_: Question) -> str:
 
 
 async def updates(session: Session, turn: Turn) -> list[dict[str, Any]]:
-    """What was told of a turn, as ACP has it."""
+    """Return the ACP updates of a turn."""
     return [update for event in await events(session, turn) for update in event.body.get("updates", ())]
 
 
 # -- turns -----------------------------------------------------------------------------------------------------------
 @step("start")
 async def start(case: MatrixCase) -> Came:
-    """From nothing to the end of the first turn, in which the tool was started."""
+    """From the start of the process to the end of the first turn, which starts the tool."""
     session = await case.begin()
     assert session.status().conversation
     return Came("done")
@@ -96,7 +96,7 @@ async def tool(case: MatrixCase) -> Came:
     turn = await session.ask(f"{case.ground.touch('made')}\n@@text after it")
     done(await turn.outcome(), "after it")
     assert case.ground.is_made("made")
-    # The model has heard what the command said, and so have we.
+    # The model has received the output of the command, and so has the log.
     assert "MADE" in said(case.ground.plays()[-1])
     told = [update for update in await updates(session, turn) if update["sessionUpdate"].startswith("tool_call")]
     assert [update["status"] for update in told if update.get("status") in ("completed", "failed")] == ["completed"]
@@ -107,7 +107,7 @@ async def tool(case: MatrixCase) -> Came:
 
 @step("permission")
 async def permission(case: MatrixCase) -> Came:
-    """Asked for twice: allowed, and then denied."""
+    """The agent asks twice. The first request is allowed and the second denied."""
     asked: list[str] = []
 
     def on_question(question: Question) -> str:
@@ -137,9 +137,9 @@ async def interrupt_in_stream(case: MatrixCase) -> Came:
     turn = await session.ask("@@slow 400 0.05")
     await logged(session, turn, kinds.UPDATE, "tick5 ")
     outcome = await interrupted(turn)
-    # What was said until then is not lost.
+    # The text up to the interrupt is not lost.
     assert (outcome.text or "").startswith("tick1 tick2 tick3 tick4 tick5 ")
-    # And the model is no longer paid for.
+    # The model call is cancelled, so it costs nothing further.
     call = case.ground.plays()[-1]
     assert await asyncio.to_thread(call.wait_outcome, WAIT_SECONDS_MAX) == "client_gone"
     await goes_on(session)
@@ -149,7 +149,10 @@ async def interrupt_in_stream(case: MatrixCase) -> Came:
 
 @step("interrupt in a tool")
 async def interrupt_in_tool(case: MatrixCase) -> Came:
-    """Of the tool nothing is left; the one that an earlier turn has started is none of this turn's, and lives."""
+    """No process of the interrupted tool is left.
+
+    The tool of an earlier turn does not belong to this turn and lives.
+    """
     session = await case.begin()
     turn = await case.in_tool(session, "foreground")
     outcome = await interrupted(turn)
@@ -161,13 +164,13 @@ async def interrupt_in_tool(case: MatrixCase) -> Came:
     return Came("interrupted", tool_left=len(left), seen={"swept": named, "said": outcome.stop_reason})
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------------
 @step("model error")
 async def model_error(case: MatrixCase) -> Came:
     session = await case.begin()
     outcome = await answer(session, f"@@error {STATUS}")
     assert outcome.kind is Outcome.FAILED
-    # Not that it failed, but what the model said of it.
+    # The error contains the model's own message.
     assert f"scripted: @@error {STATUS}" in str(outcome.error)
     await goes_on(session)
     return Came("failed, then done")
@@ -185,14 +188,14 @@ async def killed(case: MatrixCase) -> Came:
     await goes_on(session)
     assert session.status().pids != (pid,)
     assert session.status().conversation == conversation
-    # It is another process, and the model hears of what was said in the first.
+    # Another process serves the session, and the model receives the conversation of the first.
     assert "the tool runs" in said(case.ground.plays()[-1])
     return Came("failed, then done")
 
 
 @step("close")
 async def close(case: MatrixCase) -> Came:
-    """In the middle of a turn that is in a tool: then there is the most to be ended."""
+    """Close in the middle of a turn that is in a tool: then the most processes have to end."""
     session = await case.begin()
     turn = await case.in_tool(session, "foreground")
     await session.close()

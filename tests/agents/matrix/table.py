@@ -1,4 +1,4 @@
-"""The table that the tests with every agent end with: a line for each agent and step, both sides, and a total."""
+"""Final table of the tests with every agent: a line per agent and step with both sides, and a total."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.agents.matrix.steps import STEPS
 Cell = dict[str, Any]
 SIDES = ("banksman", "plain")
 HEADS = ("agent", "step", *("banksman: s", "outcome", "tool", "left"), *("plain: s", "outcome", "tool", "left"))
-# The columns that are words; the others are numbers, and stand to the right.
+# Columns of words. The others hold numbers and are aligned to the right.
 WORDS = (0, 1, 3, 7)
 NOTE = (
     "tool: processes of the interrupted tool that live 2 s after the interrupt; left: all processes 2 s after close.",
@@ -19,13 +19,13 @@ NOTE = (
 
 
 def ordered(cells: list[Cell]) -> list[Cell]:
-    """By agent and step, as the code has them."""
+    """Return the cells by agent and step, in the order of the code."""
     agents, steps = list(AGENTS), list(STEPS)
     return sorted(cells, key=lambda cell: (agents.index(cell["agent"]), steps.index(cell["step"])))
 
 
 def is_whole(cells: list[Cell]) -> bool:
-    """Every agent was in every step, on both sides."""
+    """Return whether every agent took every step on both sides."""
     told = {(cell["agent"], cell["step"]) for cell in cells if all(side in cell for side in SIDES)}
     return told == {(agent, step) for agent in AGENTS for step in STEPS}
 
@@ -44,7 +44,7 @@ def lines(cells: list[Cell]) -> list[str]:
 
 def in_all(cells: list[Cell], side: str, what: str) -> str:
     known = [cell[side][what] or 0 for cell in cells if side in cell]
-    # A cell that failed before it was counted may have left anything.
+    # A cell that failed before the count may have left processes.
     return f"{sum(known)}{'?' * (len(known) < len(cells))}"
 
 
@@ -53,7 +53,7 @@ def _of(cell: Cell) -> list[str]:
     for side in SIDES:
         told = cell.get(side)
         if told is None:
-            # A side that failed has nothing to tell, and its test says why.
+            # A failed side reports no values. Its test gives the reason.
             texts += ["", "FAILED", "?", "?"]
         else:
             tool = "" if told["tool_left"] is None else str(told["tool_left"])

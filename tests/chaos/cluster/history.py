@@ -1,7 +1,7 @@
-"""What clients were told, as they were told it: the history that the storm is judged by.
+"""Answers that clients received during a storm, recorded in order to judge it.
 
-It is written by those who ask and follow, over the front ends, at the moment of each answer. The log is only heard
-afterwards, as another witness: what the two disagree on is a finding, whoever is right.
+The clients that ask and follow write this history through the front ends, at the moment of each answer. The log is read
+only afterwards, as a second witness. Every disagreement between the two is a finding, whichever side is right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from banksman.testing.checks import View
 
 
 class Accepted(NamedTuple):
-    """A 202."""
+    """Answer 202 to an ask."""
 
     at: float
     front: int
@@ -26,7 +26,7 @@ class Accepted(NamedTuple):
 
 
 class Told(NamedTuple):
-    """An outcome, as a front end gave it."""
+    """Outcome of an ask, as a front end reported it."""
 
     at: float
     front: int
@@ -36,7 +36,10 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class Ask:
-    """One ask, over all its attempts. `word` is in its prompt, and in no other; `answer`: what the agent says to it."""
+    """One ask over all its attempts.
+
+    `word`: occurs in this ask's prompt and in no other prompt. `answer`: the text that the agent replies with.
+    """
 
     session: int
     key: str
@@ -49,22 +52,25 @@ class Ask:
 
 @dataclass(slots=True)
 class Reader:
-    """One who followed, and all that it was given."""
+    """A client that followed events, and everything that it received."""
 
     name: str
     view: View
 
 
 class History:
-    """Written by many threads. The lock is for the lists and counters; nothing is called while it is held."""
+    """Thread-safe record of the storm.
+
+    Many threads write it. The lock protects the lists and the counters. The code that holds it calls nothing.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.began = time.monotonic()
         self.asks: list[Ask] = []
-        # What clients were refused with, by status and title.
+        # Refusals that clients received, by status and title.
         self.refused: Counter[str] = Counter()
-        # What was done to whom, by whoever did it.
+        # Time and description of each disturbance of a host or node.
         self.deeds: list[tuple[float, str]] = []
 
     def sends(self, session: int, key: str, word: str, answer: str) -> Ask:
@@ -90,7 +96,7 @@ class History:
             self.deeds.append((time.monotonic(), deed))
 
     def write(self, path: Path) -> None:
-        """For whoever must find out what happened. Times are seconds since the beginning."""
+        """Write the history as lines of JSON, for the analysis of a failure. Times are seconds since the beginning."""
         lines: list[tuple[float, dict[str, Any]]] = [(at, {"deed": deed}) for at, deed in self.deeds]
         for ask in self.asks:
             lines.append((ask.sent_at, {"ask": ask.key, "session": ask.session, "word": ask.word}))
@@ -101,7 +107,7 @@ class History:
                 file.write(json.dumps({**line, "at": round(at - self.began, 3)}) + "\n")
 
     def summed_up(self) -> dict[str, Any]:
-        """In numbers."""
+        """Return the counts of the history."""
         kinds = Counter(ask.told[-1].kind if ask.told else "not told" for ask in self.asks if ask.accepted)
         deeds = Counter(deed.rpartition(" ")[0] for _, deed in self.deeds)
         return {

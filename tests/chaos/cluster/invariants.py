@@ -1,7 +1,7 @@
-"""What must be true after a storm, whatever happened in it: of what clients were told, of the logs, and of what the
-agents were given. Each raises AssertionError with the place where it is not.
+"""Invariants that hold after every storm: client answers, logs and prompts of the agents.
 
-Nothing here looks at a process or a port: everything is a value, so that each of these can be shown to fail.
+Each function raises AssertionError with the place of the violation. The functions take plain values and look at no
+process and no port. So the tests can plant a fault for each of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def events_of(view: View) -> list[Event]:
 
 # -- the logs --------------------------------------------------------------------------------------------------------
 def log(events: Sequence[Event]) -> None:
-    """Dense from 1; and epochs never fall, so no two interleave."""
+    """Check that sequence numbers are dense from 1 and that epochs never fall.
+
+    If epochs never fall, the writes of two owners do not interleave.
+    """
     for place, event in enumerate(events, 1):
         assert event["seq"] == place, f"{event['session']}: where {place} should be there is {event['seq']}"
     for before, after in pairwise(events):
@@ -35,8 +38,10 @@ def log(events: Sequence[Event]) -> None:
 
 
 def readers(given: Iterable[Reader], last: Mapping[str, View]) -> None:
-    """What anybody was given, at any time and by whichever front end, is in the log at the end, byte for byte (G8).
-    `last`: each session as it was read last of all."""
+    """Check that every event a client received is in the final log, byte for byte (G8).
+
+    This holds for every time and every front end. `last`: the last reading of each session.
+    """
     known = {place: message.data for view in last.values() for place, message in view.events.items()}
     for reader in given:
         assert not reader.view.gaps, f"{reader.name}: was told of gaps {reader.view.gaps}"
@@ -48,9 +53,12 @@ def readers(given: Iterable[Reader], last: Mapping[str, View]) -> None:
 
 # -- the asks --------------------------------------------------------------------------------------------------------
 def asks(session: str, events: Sequence[Event], asked: Sequence[Ask]) -> None:
-    """Of one session: each ask that was accepted is one turn, which is in the log once, began at most once and ended
-    once, as every client was told it. It may begin again where the log says that it was taken back first: its process
-    had died before it was sent."""
+    """Check the asks of one session against its log.
+
+    Each accepted ask is one turn. The log has that turn once, with at most one start and exactly one end, and the end
+    agrees with the outcome that every client received. A turn may start again only if the log says that it was requeued
+    first: its process had died before the prompt was sent.
+    """
     queued = {event["turn"]: event["body"]["key"] for event in events if event["kind"] == "turn.queued"}
     ended = {event["turn"]: event["body"] for event in events if event["kind"] == "turn.ended"}
     endings = Counter(event["turn"] for event in events if event["kind"] == "turn.ended")
@@ -60,7 +68,7 @@ def asks(session: str, events: Sequence[Event], asked: Sequence[Ask]) -> None:
     assert not twice, f"{session}: {twice} are in the log twice"
     for ask in asked:
         _ask(f"{session}: {ask.key}", ask, queued, endings, starts, ended)
-    # Nobody else asks: what is in the log beside these was made up by somebody.
+    # No other client asks. Another key in the log is an invented ask.
     others = set(queued.values()) - {ask.key for ask in asked}
     assert not others, f"{session}: nobody asked {others}"
     unended = [key for turn, key in queued.items() if not endings[turn]]
@@ -91,7 +99,7 @@ def _ask(
 
 
 def answers(asked: Sequence[Ask]) -> None:
-    """No answer, and no part of one, is that of another ask."""
+    """Check that no answer contains a part of the answer to another ask."""
     words = {ask.word for ask in asked}
     for ask in asked:
         for told in ask.told:
@@ -100,8 +108,10 @@ def answers(asked: Sequence[Ask]) -> None:
 
 
 def prompts(session: str, given: Sequence[Sequence[str]], events: Sequence[Event], asked: Sequence[Ask]) -> None:
-    """No ask was given to an agent twice, whichever processes there were; and one that is done was given once. `given`:
-    of each process of the session the prompts that it read."""
+    """Check that no ask was given to an agent twice, over all processes of the session.
+
+    An ask that is done was given exactly once. `given`: the prompts that each process of the session read.
+    """
     readings: dict[str, int] = defaultdict(int)
     for process in given:
         for prompt in process:

@@ -1,10 +1,10 @@
-"""The beginning of every agent of the storm: it takes its session's lock, and becomes the agent.
+"""Take the session's lock, then become the agent: the start of every agent in the storm.
 
-The lock is the kernel's (`flock`): it is held for exactly as long as some process of the tree has it open, however that
-process ends. So that two agents of one session live at the same time is not sampled but known: the second one finds the
-lock taken, and writes down who had it.
+The lock is a kernel lock (`flock`). It is held for exactly as long as some process of the tree has the file open,
+however that process ends. Two agents of one session that live at the same time are therefore always detected, not
+sampled: the second agent finds the lock taken and records the holder.
 
-Usage: `marked.py FOLDER WORD…`: FOLDER is the session's own; the rest is the agent's command.
+Usage: `marked.py FOLDER WORD…`. FOLDER belongs to the session; the rest is the command of the agent.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ def main(folder: str, words: list[str]) -> None:
     else:
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(me).encode(), 0)
-    # What the agent starts holds it too.
+    # The processes that the agent starts hold the lock too.
     os.set_inheritable(fd, True)
     os.execv(words[0], words)
 

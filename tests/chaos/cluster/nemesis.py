@@ -1,8 +1,10 @@
-"""Who kills and stops hosts and nodes. What it does is drawn from the seed; when it happens is the machine's to say.
+"""Kill and stop hosts and nodes at random.
 
-One thread for each host and one for the nodes, so that several are in trouble at once now and then. Of the nodes one is
-dead at a time; two may be stopped, for a moment, and then nobody can write anything anywhere. What is measured while a
-host is stopped is measured here: nobody else knows when it was.
+The seed decides the actions; the machine decides the timing.
+
+There is one thread for each host and one for the nodes, so several of them sometimes fail at the same time. At most one
+node is dead at a time. Two nodes may be stopped for a moment, and then no client can write anywhere. This module also
+measures stopped hosts, because only it knows when a host was stopped.
 """
 
 from __future__ import annotations
@@ -15,15 +17,16 @@ from dataclasses import dataclass
 from tests.chaos.cluster.history import History
 from tests.chaos.cluster.world import LOOK_AGAIN_SECONDS, Found, Host, World
 
-# Beyond the lease, until a tree must be gone: what a machine that is busy needs to run who was woken, and us.
+# Time beyond the lease until a process tree must be gone: a busy machine needs it to schedule the keepers and this
+# test.
 SLACK_SECONDS = 0.75
-# Until the last process of a host that was killed is gone: TERM, its grace, KILL, by keepers that compete with a storm.
+# Time until the last process of a killed host is gone: TERM, grace and KILL, by keepers that compete with a storm.
 GONE_SECONDS_MAX = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long each kind of trouble lasts, and the quiet between two, in seconds: from and to."""
+    """Duration of each kind of trouble and of the quiet between two, as a range in seconds."""
 
     host_quiet: tuple[float, float]
     node_quiet: tuple[float, float]
@@ -35,7 +38,10 @@ class Plan:
 
 
 class Nemesis:
-    """`is_over`: set when nothing shall be begun any more."""
+    """Threads that disturb hosts and nodes.
+
+    `is_over`: set when no new trouble may begin.
+    """
 
     def __init__(self, world: World, history: History, plan: Plan, seed: int, is_over: threading.Event) -> None:
         self._world = world
@@ -70,10 +76,10 @@ class Nemesis:
         host.start()
         self._history.notes(f"start host {name}")
         self.wait_gone(life, began)
-        host.wait_ready()  # However long the nodes are in trouble.
+        host.wait_ready()  # Waits however long the nodes are in trouble.
 
     def wait_gone(self, life: str, began: float) -> None:
-        """Nothing is left of a host that was killed: no agent, and none of those who ended them."""
+        """Wait until no process of a killed host is left: no agent, keeper or zygote."""
         while left := [found for found in self._world.processes() if found.life == life]:
             assert time.monotonic() < began + GONE_SECONDS_MAX, f"left of {life}, which was killed: {left}"
             time.sleep(LOOK_AGAIN_SECONDS)
@@ -93,7 +99,7 @@ class Nemesis:
             self._history.notes(f"cont host {name}")
 
     def check_dead_by_lease(self, host: Host, stopped_at: float) -> None:
-        """Of a host that is stopped, and stays so: when its lease is over its agents are dead, all of them."""
+        """Check that all agents of a stopped host are dead when its lease ends, while the host stays stopped."""
         end = stopped_at + self._world.lease + SLACK_SECONDS
         left: list[Found] = []
         while left := self._world.agents_of(host.life):

@@ -1,9 +1,9 @@
-"""A storm over a cluster: clients ask and follow through two front ends, while hosts and nodes are killed and stopped.
+"""Storm over a cluster: clients ask and follow through two front ends while hosts and nodes are killed and stopped.
 
-    toll = Storm(folder, seed, size).rage()
+Run it with `toll = Storm(folder, seed, size).rage()`.
 
-When it is over everything is up again and every session is asked once more. Then it is judged, by the history that the
-clients wrote, and then by the logs and by what the agents were given (`invariants`).
+At the end every process is up again and every session gets one more ask. Then the storm is judged: first by the history
+that the clients wrote, then by the logs and by the prompts of the agents (`invariants`).
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ from tests.server.streams.stream_clients import NDJSON, SSE, Client, walk
 from banksman.testing import checks
 from banksman.testing.checks import Message, View
 
-# After the storm: until every ask has its outcome and every reader has come to the end.
+# Time after the storm until every ask has its outcome and every reader has reached the end.
 CALM_SECONDS_MAX = 150.0
-# Those that say "not now", and never "not at all": a full queue, a session that moves, an owner that is not heard.
+# Statuses that mean "not now" and never "not at all": a full queue, a session that moves, an owner that does not
+# answer.
 AGAIN = (409, 429, 503, 504)
-# So often the last ask of a session may be lost with its host.
+# Number of times that the last ask of a session may be lost with its host.
 CALM_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`seconds`: how long the trouble goes on. `think`: between two asks in a session, at most."""
+    """Dimensions of a storm.
+
+    `seconds`: duration of the trouble. `think`: longest pause between two asks in a session.
+    """
 
     sessions: int
     seconds: float
@@ -55,17 +59,20 @@ class Storm:
         self.history = History()
         self.nemesis: Nemesis | None = None
         self._clients: list[Client] = []
-        # Set when no more trouble is begun; when all is up again; when readers know where the end is.
+        # Set when no new trouble begins; when every process is up again; when readers know where the end is.
         self._is_over = threading.Event()
         self._is_calm = threading.Event()
         self._is_told = threading.Event()
-        self._lock = threading.Lock()  # For what went wrong; nothing is called while it is held.
+        self._lock = threading.Lock()  # Protects the faults. The holder calls nothing.
         self._faults: list[BaseException] = []
         self._deadline = time.monotonic() + size.seconds + 2 * CALM_SECONDS_MAX
         self._heads: dict[str, int] = {}
 
     def rage(self) -> dict[str, Any]:
-        """All of it. `AssertionError`: something is not as it must be; the history and the logs are in the folder."""
+        """Run the storm and judge it.
+
+        `AssertionError`: an invariant does not hold. The history and the logs are in the folder.
+        """
         with self.world:
             try:
                 return self._rage()
@@ -77,7 +84,7 @@ class Storm:
                 self.history.write(self.world.folder / "history.ndjson")
 
     def _dump(self) -> None:
-        """What readers were given, for whoever must find out what happened: by session, a line for each event."""
+        """Write the events that readers received, one file per session, for the analysis of a failure."""
         folder = self.world.folder / "seen"
         folder.mkdir(exist_ok=True)
         for session, client in zip(self.world.ids, self._clients, strict=False):
@@ -138,7 +145,7 @@ class Storm:
             thread.join()
 
     def _check_time(self) -> None:
-        """Whoever goes round and round asks this each time."""
+        """Raise when another thread has failed or the deadline has passed. Every loop calls this in each round."""
         if self._faults:
             raise RuntimeError("somebody else has failed")
         assert time.monotonic() < self._deadline, f"it takes too long: {self.history.summed_up()}"
@@ -147,7 +154,10 @@ class Storm:
     def _insist(
         self, dice: random.Random, method: str, path: str, sent: Any = None, key: str | None = None
     ) -> tuple[int, Any]:
-        """Until it is answered: which front end it was, and what it said. Each attempt is at either of them."""
+        """Send a request until it is answered; return the number of the front end and its answer.
+
+        Each attempt goes to a random front end.
+        """
         headers = {} if key is None else {"Idempotency-Key": key}
         while True:
             self._check_time()
@@ -162,18 +172,18 @@ class Storm:
                 return front, answer.json
             title = answer.json.get("title") if answer.body else None
             self.history.refuses(f"{answer.status} {title} {method}")
-            # That something is gone, or broken, is said of nothing that was accepted.
+            # A front end never reports "gone" or "broken" for an accepted request.
             assert answer.status in AGAIN, (method, path, answer)
-            time.sleep(RETRY_SECONDS)  # What a client does that is told to come again.
+            time.sleep(RETRY_SECONDS)  # A client that gets a retryable refusal waits before it retries.
 
-    # -- those who ask -------------------------------------------------------------------------------------------------
+    # -- clients that ask ----------------------------------------------------------------------------------------------
     def _ask(self, session: int, seed: float) -> None:
         dice = random.Random(seed)
         path = f"/v1/sessions/{self.world.ids[session]}/turns"
         waiting: list[Ask] = []
         number = calm = 0
-        # One more when it is calm, and that one must be done: the session is in order, whatever was done to it. A busy
-        # machine may still cost a host its lease; then it is asked again.
+        # Each session gets one more ask after the storm, and that ask must be done: the session works, whatever
+        # happened to it. A busy machine may still cost a host its lease. Then the session is asked again.
         is_last = False
         while not is_last:
             is_last = self._is_calm.is_set()
@@ -209,9 +219,9 @@ class Storm:
                     break
             self.history.tells(ask, front, given["outcome"])
 
-    # -- those who follow ----------------------------------------------------------------------------------------------
+    # -- clients that follow -------------------------------------------------------------------------------------------
     def _client(self, number: int) -> Client:
-        """One for each session, and some that follow all of them; every third by lines."""
+        """Return a client: one for each session and some that follow all sessions. Every third reads NDJSON."""
         is_many = number >= self._size.sessions
         path = "/v1/events" if is_many else f"/v1/sessions/{self.world.ids[number]}/events"
         accept = NDJSON if number % 3 == 0 else SSE
@@ -271,7 +281,7 @@ class Storm:
         return {**self.history.summed_up(), "events": events, "take_overs": claims, **measured}
 
     def _check_processes(self) -> None:
-        """Each agent that lives is on a host that lives, and that has its session; of the others nothing is left."""
+        """Check that each live agent is on a live host that owns its session, and that no other process is left."""
 
         def strays() -> list[Any]:
             lives = {host.life: host.name for host in self.world.hosts.values()}
@@ -287,13 +297,13 @@ class Storm:
                 if each.life not in lives or (each.session is not None and owners[each.session] != lives[each.life])
             ]
 
-        # An agent that is just being ended, because it was idle, is one for a moment longer.
+        # An idle agent that is just being stopped counts as a stray for a moment.
         left: list[Any] = []
         until(lambda: not left.clear() and not left.extend(strays()) and not left, 30.0, f"nothing is left: {left}")
 
 
 def prompts_of(data: bytes) -> list[str]:
-    """Of the bytes that a process read: the text of each prompt."""
+    """Return the text of each prompt in the bytes that a process read."""
     return [
         content if isinstance(content, str) else "\n".join(part["text"] for part in content)
         for content in checks.prompts(data, may_be_cut=True)

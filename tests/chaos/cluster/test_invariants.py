@@ -1,7 +1,7 @@
-"""What judges the storm fails where something is wrong: each fault that it is for, planted into a history that is well.
+"""Each invariant of the storm fails when its fault is planted into a correct history.
 
-The faults of processes (two agents at once, one that outlives the lease of a host that is stopped) are planted with
-real processes, too.
+Faults of processes are planted with real processes: two agents of one session at the same time, and an agent that
+outlives the lease of a stopped host.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def an_event(seq: int, epoch: int, kind: str, turn: str | None = None, **body: A
 
 
 def a_log() -> list[Event]:
-    """Two asks, under one owner and the next: the first is done, and the second was open when its host died."""
+    """Return the log of two asks under two owners.
+
+    The first ask is done. The second was open when its host died.
+    """
     return [
         an_event(1, 1, "session.opened"),
         an_event(2, 1, "turn.queued", "t1", key="k1"),
@@ -73,7 +76,10 @@ def judge(
     seen: list[Event] | None = None,
     given: list[list[str]] | None = None,
 ) -> None:
-    """As the storm does it, of one session. `seen`: what a reader was given; `given`: what its agents were."""
+    """Judge one session as the storm does.
+
+    `seen`: the events that a reader received. `given`: the prompts that its agents received.
+    """
     last = a_view(events)
     invariants.readers([Reader("a reader", a_view(events if seen is None else seen))], {ID: last})
     invariants.answers(history.asks)
@@ -84,7 +90,7 @@ def judge(
 
 def test_invariants_accept_correct_history() -> None:
     judge(a_history(), a_log())
-    # Who has not yet seen everything has seen nothing wrong.
+    # A reader that has not yet seen all events has seen nothing wrong.
     judge(a_history(), a_log(), seen=a_log()[:4])
 
 
@@ -153,7 +159,7 @@ def another_outcome(events: list[Event]) -> None:
 def test_invariants_find_faulty_log(plant: Callable[[list[Event]], None], message: str) -> None:
     events = a_log()
     plant(events)
-    if plant is twice:  # A view has each place once; a log that has one twice is not dense.
+    if plant is twice:  # A view has each place once; a log that has a place twice is not dense.
         with pytest.raises(AssertionError, match=message):
             invariants.log(events)
         return
@@ -161,7 +167,7 @@ def test_invariants_find_faulty_log(plant: Callable[[list[Event]], None], messag
         judge(a_history(), events)
 
 
-# -- what clients were told ------------------------------------------------------------------------------------------
+# -- answers to clients ----------------------------------------------------------------------------------------------
 def test_invariants_find_event_that_vanished() -> None:
     seen = [*a_log(), an_event(8, 2, "process.exited")]
     with pytest.raises(AssertionError, match="which is not there any more"):
@@ -209,7 +215,7 @@ def test_invariants_find_half_answer_reported_as_done() -> None:
         judge(history, a_log())
 
 
-# -- what agents were given ------------------------------------------------------------------------------------------
+# -- prompts of agents -----------------------------------------------------------------------------------------------
 def test_invariants_find_prompt_given_to_two_processes() -> None:
     with pytest.raises(AssertionError, match="given to an agent 2 times"):
         judge(a_history(), a_log(), given=[*GIVEN, GIVEN[1]])
@@ -232,7 +238,7 @@ def test_prompts_of_reads_prompts_from_process_input() -> None:
 
 # -- processes -------------------------------------------------------------------------------------------------------
 class Agents:
-    """Processes with the marks of a world, without anything else of it."""
+    """Processes with the marks of a world, without its hosts and nodes."""
 
     def __init__(self, folder: Path) -> None:
         self.world = World(folder, sessions=2, lease=0.3)

@@ -1,4 +1,4 @@
-"""A node that leads dies, and the hosts do not: no session is fenced for it, and asks go on."""
+"""The death of a leading node fences no session, and asks continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.chaos.cluster.world import World
 from tests.server.kit import Served
 from tests.server.streams.stream_clients import walk
 
-# The one that hosts have if nobody says otherwise.
+# The default lease of a host.
 LEASE_SECONDS = 15.0
 SESSIONS = 3
 
@@ -23,7 +23,7 @@ def test_leader_death_fences_no_session(tmp_path: Path) -> None:
         world.open_all()
         for id in world.ids:
             assert front.outcome(id, front.ask(id, "before"))["kind"] == "done"
-        # Each has its process by now, and what it has from here on is from the same one.
+        # Each session has its process now. The same process must serve the rest of the test.
         epochs = {id: _last(front, id)["epoch"] for id in world.ids}
         before = {host.name: pids_of(world, host.life) for host in world.hosts.values()}
         for stream in ("events", "hosts"):
@@ -31,7 +31,7 @@ def test_leader_death_fences_no_session(tmp_path: Path) -> None:
             world.servers.kill(leader)
             began = time.monotonic()
             for number, id in enumerate(world.ids):
-                # Accepted and answered while that node is dead. Whoever leads next is chosen meanwhile.
+                # Accepted and answered while that node is dead. The nodes elect the next leader meanwhile.
                 turn = world.fronts[number % 2].ask(id, f"{stream} {number}")
                 outcome = front.outcome(id, turn)
                 assert (outcome["kind"], outcome["text"]) == ("done", f"{stream} {number}"), outcome
@@ -43,7 +43,7 @@ def test_leader_death_fences_no_session(tmp_path: Path) -> None:
             invariants.log(events)
             assert events[-1]["epoch"] == epochs[id], "it has another owner, or the same one again"
             kinds = [event["kind"] for event in events]
-            # It is the process that it was, in the same conversation.
+            # The process is the same, in the same conversation.
             assert kinds.count("process.started") == 1, kinds
             assert kinds.count("turn.ended") == 3, kinds
         for host in world.hosts.values():

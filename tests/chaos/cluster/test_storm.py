@@ -1,4 +1,4 @@
-"""Hosts and nodes killed and stopped at random, and still every ask has one outcome, and every log is one."""
+"""Every ask has one outcome and every log is dense although hosts and nodes are killed and stopped at random."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from tests.chaos.cluster.nemesis import Plan
 from tests.chaos.cluster.storm import Size, Storm
 
-# `make chaos` goes on for so many minutes, with sixty sessions.
+# Number of minutes in `make chaos`, with sixty sessions.
 MINUTES = float(os.environ.get("BANKSMAN_CHAOS_CLUSTER", "0"))
-# With this one two hosts are killed and one is stopped for longer than its lease, in the first seconds.
+# This seed kills two hosts and stops another for longer than its lease, all in the first seconds.
 SEED = int(os.environ.get("BANKSMAN_CHAOS_SEED", "79"))
 
 SHORT = Size(
@@ -53,11 +53,11 @@ LONG = Size(
 def test_cluster_storm_gives_every_ask_one_outcome_and_loses_no_event(tmp_path: Path) -> None:
     size = LONG if MINUTES else SHORT
     seed = SEED if not MINUTES or "BANKSMAN_CHAOS_SEED" in os.environ else random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}: BANKSMAN_CHAOS_SEED={seed}", flush=True)  # Shown when it fails.
+    print(f"seed {seed}: BANKSMAN_CHAOS_SEED={seed}", flush=True)  # Shown when the test fails.
     began = time.monotonic()
     toll = Storm(tmp_path / "storm", seed, size).rage()
     print(f"{time.monotonic() - began:.0f} s: {toll}", flush=True)
-    # It was a storm: something was done to hosts and nodes, sessions moved, and work went on all the same.
+    # The storm had an effect: hosts and nodes were disturbed, sessions moved, and turns still ended.
     assert toll["take_overs"] > 0
     assert toll["outcomes"]["done"] >= 2 * size.sessions
     assert any(deed.startswith(("kill host", "stop host")) for deed in toll["deeds"])

@@ -1,4 +1,4 @@
-"""How long it takes from the death of a host until somebody is answered in its sessions again, as a distribution."""
+"""Distribution of the time from the death of a host to the next answer in its sessions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from tests.chaos.cluster.world import START_SECONDS_MAX, Host, World, until
 
-# `make chaos`: so many minutes of the storm beside it, and more deaths.
+# `make chaos` sets the minutes of the storm, and then this test kills more hosts.
 IS_LONG = float(os.environ.get("BANKSMAN_CHAOS_CLUSTER", "0")) > 0
 SEED = int(os.environ.get("BANKSMAN_CHAOS_SEED", "9"))
 KILLS = 25 if IS_LONG else 3
 LEASE_SECONDS = 5.0 if IS_LONG else 2.0
 SESSIONS = 12 if IS_LONG else 6
-# The goal, beyond the lease, for the most that was measured of a hundred. `make chaos` demands it of a machine that has
-# nothing else to do; on one that is busy, as in `make test`, this only notices what is broken.
+# Goal beyond the lease for the slowest of a hundred take-overs. `make chaos` demands it on an otherwise idle machine.
+# On a busy machine, as in `make test`, the test only detects a broken take-over.
 GOAL_SECONDS = 2.0
 BROKEN_SECONDS = 15.0
 
@@ -57,14 +57,14 @@ def test_killed_host_session_answers_elsewhere_within_lease_and_two_seconds(tmp_
 
 
 def _victim(world: World, dice: random.Random) -> tuple[Host, list[str]]:
-    """A host that has sessions, and which."""
+    """Return a host that owns sessions, and the ids of those sessions."""
     owners = {id: world.fronts[0].get(f"/v1/sessions/{id}")["host"] for id in world.ids}
     name = dice.choice(sorted(set(owners.values())))
     return world.hosts[name], [id for id, owner in owners.items() if owner == name]
 
 
 def _done(world: World, id: str, words: str) -> float:
-    """Ask, once, with all the patience that a front end has; when it was answered."""
+    """Ask once, with all the patience of a front end; return the time of the answer."""
     front = random.choice(world.fronts)
     outcome = front.outcome(id, front.ask(id, words))
     assert (outcome["kind"], outcome["text"]) == ("done", words), outcome

@@ -1,7 +1,8 @@
-"""The world of the storm: nodes of NATS, hosts, front ends and agents, all of them real processes of this machine.
+"""World of the storm: NATS nodes, hosts, front ends and agents, all real processes on this machine.
 
-Every process of a host has the host's *life* in its environment (`CHAOS_LIFE=PREFIX-a.3`: host a, started for the third
-time), and every agent its session's folder among its words. By these two it is found in /proc, whoever its parent is.
+Every process of a host has the *life* of that host in its environment (`CHAOS_LIFE=PREFIX-a.3`: host a, started for the
+third time). Every agent has the folder of its session in its command line. By these two marks the world finds a process
+in /proc, whatever its parent is.
 """
 
 from __future__ import annotations
@@ -34,14 +35,17 @@ END_SECONDS_MAX = 60.0
 LOOK_AGAIN_SECONDS = 0.02
 RESTARTS_MAX = 2
 ROOM = 64
-# What a service manager waits before it starts again what could not start.
+# Time that a service manager waits before it restarts a program that could not start.
 RESTART_SECONDS = 0.2
-# What a client waits that was refused, and may come again.
+# Time that a client waits after a retryable refusal.
 RETRY_SECONDS = 0.1
 
 
 class Found(NamedTuple):
-    """A process that lives. `session`: the number of the session whose agent it is, if it is one."""
+    """A live process.
+
+    `session`: the number of the session, if the process is an agent.
+    """
 
     pid: int
     life: str
@@ -50,7 +54,7 @@ class Found(NamedTuple):
 
 
 class Host:
-    """`banksman host`, as a user starts it, over many lives. Its state folder stays, and so does its journal."""
+    """`banksman host` as a user starts it, over many lives. Its state folder and its journal survive."""
 
     def __init__(self, folder: Path, store: str, name: str, prefix: str) -> None:
         folder.mkdir(parents=True)
@@ -73,7 +77,7 @@ class Host:
         return self.process is not None and self.stopped_at is None
 
     def start(self) -> None:
-        """It is ready when `wait_ready` says so: without a majority of nodes it is not."""
+        """Start the process. It is ready when `wait_ready` returns; without a majority of nodes it is not."""
         assert self.process is None
         self.lives += 1
         words = ["host", "--store", self.store, "--name", self.name, "--room", str(ROOM)]
@@ -92,8 +96,10 @@ class Host:
             )
 
     def wait_ready(self) -> None:
-        """A host that cannot reach the servers exits with 1, "may do so later", and is started again, as a service
-        manager does it."""
+        """Wait until the host is ready, and restart it as a service manager does.
+
+        A host that cannot reach the servers exits with 1, "may do so later".
+        """
         end = time.monotonic() + START_SECONDS_MAX
         while True:
             assert self.process is not None
@@ -111,12 +117,12 @@ class Host:
             self.start()
 
     def check_lives(self) -> None:
-        """A host that goes by itself is a finding."""
+        """Fail if the host has exited without a kill of the test."""
         if self.process is not None and (code := self.process.poll()) is not None:
             raise AssertionError(f"{self.life} exited with {code}: {self.log.read_text(encoding='utf-8')[-2000:]}")
 
     def kill(self) -> float:
-        """When this returns it is dead. The moment of the signal."""
+        """Kill the process and return the time of the signal. The process is dead when this returns."""
         assert self.process is not None
         self.check_lives()
         at = time.monotonic()
@@ -136,7 +142,7 @@ class Host:
         self.stopped_at = None
 
     def end(self) -> None:
-        """Killed: what must be left of it is the same as after any other end, which is nothing."""
+        """Kill the host. No process may be left after this end, as after every other."""
         if self.process is not None:
             self.process.kill()
             self._reap()
@@ -150,7 +156,10 @@ class Host:
 
 
 class World:
-    """All of it up, for as long as the `with`. `sessions` are numbers; `ids` are what the front ends call them."""
+    """All processes of the storm, up for as long as the `with`.
+
+    `sessions`: numbers. `ids`: the ids of the same sessions at the front ends.
+    """
 
     def __init__(self, folder: Path, *, sessions: int, hosts: int = 3, lease: float) -> None:
         self.folder = folder
@@ -175,7 +184,7 @@ class World:
                 self._stack.callback(host.end)
                 host.start()
                 if len(self.hosts) == 1:
-                    host.wait_ready()  # It makes the streams.
+                    host.wait_ready()  # The first host makes the streams.
             self.fronts = [self._front(store, f"front{number}") for number in range(2)]
             with ThreadPoolExecutor() as pool:
                 list(pool.map(Served.start, self.fronts))
@@ -199,14 +208,17 @@ class World:
 
     # -- sessions ------------------------------------------------------------------------------------------------------
     def command(self, session: int) -> list[str]:
-        """It remembers its conversation, so that the next one can go on with it."""
+        """Return the command of an agent that remembers its conversation, so that the next process can resume it."""
         folder = self.agent_folder(session)
         folder.mkdir(parents=True, exist_ok=True)
         agent = fake_agent.command(evidence=folder / "evidence", memory=folder / "memory")
         return [sys.executable, "-I", "-S", marked.__file__, str(folder), *agent]
 
     def open_all(self) -> None:
-        """Each, until somebody has taken it: in a cluster that is just beginning nobody may for a moment."""
+        """Open each session, and retry until a host has taken it.
+
+        In a cluster that just starts, no host may take one for a moment.
+        """
         with ThreadPoolExecutor(8) as pool:
             self.ids = list(pool.map(self._open, self.sessions))
 
@@ -228,7 +240,7 @@ class World:
         return Evidence(self.agent_folder(session) / "evidence")
 
     def overlaps(self) -> list[dict[str, Any]]:
-        """Agents that began while another of their session lived, as the kernel says it."""
+        """Return the agents that started while another agent of their session lived, as the kernel lock shows."""
         lines: list[str] = []
         for session in self.sessions:
             file = self.agent_folder(session) / "overlaps"
@@ -237,15 +249,18 @@ class World:
 
     # -- processes -----------------------------------------------------------------------------------------------------
     def processes(self) -> list[Found]:
-        """Of this world's hosts, front ends and nodes left out. What is dead and not yet reaped does not live."""
+        """Return the live processes of this world's hosts, without front ends and nodes. Zombies do not count."""
         return [each for each in _found(f"{self.folder}/agents/") if each.life.startswith(f"{self.prefix}-")]
 
     def agents_of(self, life: str) -> list[Found]:
         return [found for found in self.processes() if found.life == life and found.session is not None]
 
     def wait_nodes_ready(self) -> list[int]:
-        """Those that had to be started once more. Now and then a node that was killed comes back with a stream that it
-        does not work on ("monitor goroutine not running"), and stays so until somebody restarts it: as is done here."""
+        """Wait until the nodes are ready; return those that needed another restart.
+
+        Occasionally a killed node comes back with a stream that it does not serve ("monitor goroutine not running"). It
+        stays so until it is restarted, as this function does.
+        """
         again: list[int] = []
         for _ in range(RESTARTS_MAX):
             try:
@@ -261,7 +276,7 @@ class World:
         return again
 
     def wait_all_up(self) -> None:
-        """Everything goes on: who is stopped is woken, who is dead is started."""
+        """Continue every stopped node and host, and start every dead one."""
         for node in range(self.servers.nodes):
             if self.servers.pid(node) is None:
                 self.servers.restart(node)
@@ -293,7 +308,7 @@ def _found(agents: str) -> Iterator[Found]:
             words = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace").split("\0")
             name, _, rest = Path(f"/proc/{entry}/stat").read_text().partition(" (")[2].rpartition(") ")
         except OSError:
-            continue  # It has just gone, or is not ours.
+            continue  # It has just exited, or belongs to another user.
         life = next((each[11:].decode() for each in environ if each.startswith(b"CHAOS_LIFE=")), None)
         if life is None or rest.startswith("Z"):
             continue
@@ -306,7 +321,7 @@ def _number(word: str, agents: str) -> int:
 
 
 def until(look: Callable[[], Any], seconds: float, what: str) -> Any:
-    """There is no event for what other processes do: it is looked for, with one deadline."""
+    """Poll with one deadline, because other processes send no event for their state."""
     end = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"

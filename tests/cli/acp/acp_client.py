@@ -1,7 +1,7 @@
-"""An editor for tests: a real `banksman acp`, its stdin and stdout, and a place to look up what it has said.
+"""Editor for tests: a real `banksman acp` with its stdin and stdout, and a list of the messages that it sent.
 
-It reads in a thread, as an editor does, and keeps every message in order. Whoever waits, waits for a message; all share
-one deadline. It answers no request by itself.
+A thread reads as an editor does, and keeps every message in order. Every wait is for a message, and all waits share one
+deadline. The editor answers no request without a call of the test.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Message = dict[str, Any]
 
 
 def environment(state: Path, **more: str) -> dict[str, str]:
-    """`state`: where servers are announced, and looked for."""
+    """Return the environment. `state`: the folder in which servers are announced and found."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BANKSMAN_")}
     return {**kept, "XDG_STATE_HOME": str(state), "XDG_CONFIG_HOME": str(state / "config"), **more}
 
 
 class Editor:
-    """`with Editor(folder) as editor`."""
+    """A process of `banksman acp`, for a `with` block."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Editor:
         state = folder / "state" if served is None else served.folder / "state"
         token = {} if served is None else {"BANKSMAN_TOKEN": TOKEN}
         agent = fake_agent.command(script or {}, memory=folder / "memory") if command is None else command
-        # A server's port is known only when it runs.
+        # The port of a server is known only when it runs.
         words = words if served is None else [word.format(port=served.port) for word in words]
         self.stderr = folder / f"stderr-{time.monotonic_ns()}.txt"
         with self.stderr.open("wb") as stderr:
@@ -61,7 +61,7 @@ class Editor:
                 env=environment(state, **token, **(env or {})),
             )
         self.messages: list[Message] = []
-        # Reentrant: who waits may look.
+        # Reentrant: a waiting thread may look.
         self._changed = threading.Condition(threading.RLock())
         self._may_read = threading.Event()
         self._may_read.set()
@@ -80,7 +80,7 @@ class Editor:
 
     # -- its end -----------------------------------------------------------------------------------------------------
     def leave(self) -> int:
-        """The end of its input: the exit code."""
+        """Close its stdin and return the exit code."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self._ended()
@@ -113,9 +113,9 @@ class Editor:
             pass
         self.process.stdout.close()
 
-    # -- what it says ------------------------------------------------------------------------------------------------
+    # -- its messages ------------------------------------------------------------------------------------------------
     def pause(self) -> None:
-        """Do not read any more, from the next line on."""
+        """Stop reading after the next line."""
         self._may_read.clear()
 
     def go_on(self) -> None:
@@ -125,7 +125,7 @@ class Editor:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._may_read.wait()
-            # Whatever is on stdout is a message: else this fails here, and the one who waits fails too.
+            # Every line on stdout is a message. Otherwise this thread fails, and so does the waiting test.
             message = json.loads(line)
             assert message["jsonrpc"] == "2.0"
             with self._changed:
@@ -136,7 +136,7 @@ class Editor:
             self._changed.notify_all()
 
     def wait(self, is_it: Callable[[Message], bool], after: int = 0) -> Message:
-        """The first message, from this one on, of which this is true."""
+        """Return the first message from index `after` on that satisfies `is_it`."""
         found: list[Message] = []
 
         def look() -> bool:
@@ -150,7 +150,7 @@ class Editor:
                 raise AssertionError(f"it never said that; it said {self.messages[after:][-10:]}\n{tail}")
             return found[0]
 
-    # -- what it is told ---------------------------------------------------------------------------------------------
+    # -- requests to it ----------------------------------------------------------------------------------------------
     def send(self, line: bytes) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + b"\n")
@@ -160,7 +160,7 @@ class Editor:
         self.send(json.dumps({"jsonrpc": "2.0", "method": method, "params": params}).encode())
 
     def begin(self, method: str, **params: Any) -> int:
-        """A request: its id."""
+        """Send a request and return its id."""
         self._count += 1
         self.send(json.dumps({"jsonrpc": "2.0", "id": self._count, "method": method, "params": params}).encode())
         return self._count
@@ -176,13 +176,13 @@ class Editor:
         return self.wait(lambda message: "method" not in message and message.get("id") == id)
 
     def call(self, method: str, **params: Any) -> Any:
-        """Its result."""
+        """Send a request and return its result."""
         response = self.response(self.begin(method, **params))
         assert "result" in response, response
         return response["result"]
 
     def fail(self, method: str, **params: Any) -> Message:
-        """Its error."""
+        """Send a request and return its error."""
         response = self.response(self.begin(method, **params))
         assert "error" in response, response
         return response["error"]
@@ -201,7 +201,7 @@ class Editor:
         return self.begin("session/prompt", sessionId=session, prompt=[{"type": "text", "text": text}])
 
     def prompt(self, session: str, text: str) -> str:
-        """Its stop reason."""
+        """Send a prompt and return its stop reason."""
         response = self.response(self.begin_prompt(session, text))
         assert "result" in response, response
         return response["result"]["stopReason"]
@@ -217,7 +217,7 @@ class Editor:
         return "".join(self.texts(session))
 
     def wait_said(self, session: str, text: str) -> None:
-        """Until the agent has said it, however it was cut into pieces."""
+        """Wait until the agent's text contains `text`, in whatever pieces it came."""
         self.wait(lambda message: is_update(message, session) and text in self.said(session))
 
     def wait_asked(self, after: int = 0) -> Message:

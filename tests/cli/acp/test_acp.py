@@ -1,4 +1,4 @@
-"""`banksman acp` as an editor sees it: one conversation after the other, against a real server and a scripted agent."""
+"""`banksman acp` from the view of an editor, with a real server and a scripted agent."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_prompt_text_streams_before_the_answer(editor: Editor, tmp_path: Path) -
     assert not [message for message in editor.messages if message.get("id") == request]
     go.write_text("now")
     assert editor.response(request)["result"]["stopReason"] == "end_turn"
-    # All of it came before: an answer is the last word of its turn.
+    # All of it came before: the answer is the last message of its turn.
     assert editor.messages[-1]["id"] == request
     assert editor.texts(session, "user_message_chunk") == []
 
@@ -166,7 +166,7 @@ def test_prompts_are_answered_in_order(editor: Editor, tmp_path: Path) -> None:
     go = fifo(tmp_path / "go")
     session = editor.new()
     words = [f"word {number}" for number in range(10)]
-    # The first is large, and so on its way for longer than those behind it.
+    # The first prompt is large, so it is on its way for longer than those behind it.
     requests = [editor.begin_prompt(session, f"{'x' * (4 << 20)}\n@@wait {go}\n@@say first")]
     requests += [editor.begin_prompt(session, f"@@say {word}") for word in words]
     go.write_text("now")
@@ -176,7 +176,7 @@ def test_prompts_are_answered_in_order(editor: Editor, tmp_path: Path) -> None:
     assert editor.texts(session) == ["first", *words]
 
 
-# -- stopping --------------------------------------------------------------------------------------------------------
+# -- interrupts ------------------------------------------------------------------------------------------------------
 def test_cancel_stops_the_turn_and_reports_its_tool_as_failed(editor: Editor) -> None:
     session = editor.new()
     request = editor.begin_prompt(session, '@@tool_use Bash {"command": "make"}\n@@hang')
@@ -413,8 +413,10 @@ def test_delete_forgets_the_session(editor: Editor, served: Served) -> None:
 # -- an editor that does not read ------------------------------------------------------------------------------------
 @pytest.mark.thorough
 def test_unread_stdout_delays_updates_and_stops_no_turn(served: Served, editor: Editor) -> None:
-    """It falls behind the log, and that is all: the turn runs to its end, another can be stopped, and when it reads
-    again it has everything, in order."""
+    """The editor only falls behind the log.
+
+    The turn runs to its end, and another can be stopped. When the editor reads again, it gets everything in order.
+    """
     session = editor.new()
     editor.pause()
     floods = editor.begin_prompt(session, "@@flood 6000 1000")
@@ -434,7 +436,7 @@ def test_unread_stdout_delays_updates_and_stops_no_turn(served: Served, editor: 
 
 
 def next_turn(served: Served, session: str, turn: str) -> str:
-    """The one that was asked for after it."""
+    """Return the turn that was queued after this one."""
     with served.stream(f"/v1/sessions/{session}/events") as stream:
         for message in stream.messages():
             if message.data["kind"] == "turn.queued" and message.data["turn"] != turn:

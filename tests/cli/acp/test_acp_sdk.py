@@ -1,5 +1,4 @@
-"""A second opinion: the client of the protocol's own Python SDK drives `banksman acp`, and takes every message that it
-is sent for valid."""
+"""The client of the protocol's Python SDK drives `banksman acp`, and accepts every message as valid."""
 
 from __future__ import annotations
 
@@ -38,8 +37,10 @@ ASKS = '@@ask Bash {"command": "make"}\n@@say done'
 
 
 class Watcher:
-    """As much of a client as is asked for here. Keeps what it is told. `choice`: the kind of option that its user
-    takes; None: nobody answers."""
+    """Minimal client that records its messages.
+
+    `choice`: the kind of option that its user takes; None if the user does not answer.
+    """
 
     def __init__(self) -> None:
         self.updates: list[Any] = []
@@ -202,7 +203,7 @@ async def test_sdk_client_resumes_changes_and_closes_a_session(tmp_path: Path) -
 
 @pytest.mark.parametrize(("choice", "said"), one_in(2, [("allow_once", "make: yes"), ("reject_once", "make: no")]))
 async def test_sdk_client_drives_an_sdk_agent_through_banksman(tmp_path: Path, choice: str, said: str) -> None:
-    """What goes in at one end comes out at the other, and what the agent offers is what the user may choose."""
+    """The input of one end is the output of the other, and the user may choose from the agent's options."""
     watcher = Watcher()
     watcher.choice = choice
     echo = [sys.executable, str(Path(__file__).parents[2] / "sessions" / "sdk_echo_agent.py")]

@@ -1,5 +1,7 @@
-"""Which server an editor's sessions live in: one that is there, else one inside; and what becomes of it all when either
-dies. Every process here is a real one, and none is left."""
+"""Server of an editor's sessions: an existing one or an embedded one, and the effects of the death of either.
+
+Every process here is real, and none is left at the end.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 class Announced(NamedTuple):
-    """What the state folder of an editor says of a server."""
+    """A server as announced in the state folder of an editor."""
 
     pid: int
     host: str
@@ -58,7 +60,7 @@ def ask_server(folder: Path, path: str) -> Any:
         return json.loads(connection.getresponse().read())
 
 
-# -- one inside ------------------------------------------------------------------------------------------------------
+# -- an embedded server ----------------------------------------------------------------------------------------------
 def test_embedded_server_begins_without_another_and_ends_with_the_editor(tmp_path: Path) -> None:
     with Editor(tmp_path) as editor:
         editor.initialize()
@@ -69,7 +71,7 @@ def test_embedded_server_begins_without_another_and_ends_with_the_editor(tmp_pat
         assert editor.prompt(editor.new(), "@@say hello") == "end_turn"
         assert editor.leave() == 0
     assert announced(tmp_path) is None
-    # Its token, which the server prints for a person, is told to nobody here.
+    # `serve` prints its token for a user. Here no output contains it.
     token = (tmp_path / "state" / "banksman" / "token").read_text().strip()
     assert token not in editor.stderr.read_text()
 
@@ -101,7 +103,7 @@ def test_editors_starting_at_once_share_one_server(tmp_path: Path) -> None:
         shown = ask_server(tmp_path, "/v1/sessions")["sessions"]
         assert sorted(each["id"] for each in shown) == sorted(sessions)
         assert {each["phase"] for each in shown} == {"idle"}
-        # One that had a server of its own would have to end it.
+        # An editor with an embedded server would have to end it.
         found = announced(tmp_path)
         assert found is not None
         others = [editor for editor in editors if editor.process.pid != found.pid]
@@ -120,7 +122,7 @@ def test_second_editor_starts_a_server_when_the_first_leaves(tmp_path: Path) -> 
         found = announced(tmp_path)
         assert found is not None
         assert found.pid == second.process.pid
-        # It is the same conversation, in another process of the agent's.
+        # The same conversation, in another agent process.
         assert "@@say before" in second.texts(session)[-1]
 
 
@@ -182,14 +184,14 @@ def test_signal_ends_acp_at_once_with_server_elsewhere(served: Served, tmp_path:
 
 def test_signal_before_any_request_ends_acp(tmp_path: Path) -> None:
     with Editor(tmp_path) as editor:
-        # It hears signals when it answers.
+        # When it answers, its signal handlers are installed.
         editor.send(b"what?")
         editor.wait(lambda message: "error" in message)
         assert editor.signal(signal.SIGTERM) == 0
 
 
 def test_acp_exits_when_its_stdout_is_closed(tmp_path: Path) -> None:
-    """It still holds our stdin, and never says that it goes."""
+    """The reader of stdout is gone, while stdin stays open."""
     read, write = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "banksman", "acp"],
@@ -225,7 +227,7 @@ def test_turn_continues_at_a_server_elsewhere_when_the_editor_leaves(served: Ser
     assert served.outcome(session, turn)["kind"] == "done"
 
 
-# -- a server that is named ------------------------------------------------------------------------------------------
+# -- a named server --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("way", ["flag", "variable"])
 def test_named_server_is_never_replaced_by_an_embedded_one(tmp_path: Path, way: str) -> None:
     url = "http://127.0.0.1:1"
@@ -250,7 +252,7 @@ def test_named_server_is_found_again_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_draining_server_is_not_used_by_a_new_editor(tmp_path: Path) -> None:
-    """It finishes what runs and takes nothing new: who comes now has one of its own."""
+    """A draining server finishes its turns and accepts nothing new. A new editor gets an embedded server."""
     go = tmp_path / "go"
     os.mkfifo(go)
     with Served(tmp_path / "editor") as served:

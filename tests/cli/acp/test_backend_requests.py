@@ -1,4 +1,4 @@
-"""What the main thread of `banksman acp` waits for."""
+"""Requests to the main thread of `banksman acp`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_asleep(thread: int) -> bool:
 
 
 def test_signal_that_interrupts_no_wait_is_handled(wishes: MainThreadRequests) -> None:
-    """Sent to another thread, it interrupts the main one as little as a signal that comes just before it waits."""
+    """A signal to another thread does not interrupt the main thread, like a signal that comes just before its wait."""
     is_over = threading.Event()
     main = threading.get_native_id()
 
@@ -46,7 +46,7 @@ def test_signal_that_interrupts_no_wait_is_handled(wishes: MainThreadRequests) -
         while not is_asleep(main):
             time.sleep(0.01)
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        # Where the signal wakes nobody, this does, and the test fails instead of hanging.
+        # If the signal does not wake the main thread, this does, and the test fails instead of hanging.
         if not is_over.wait(20):
             wishes.put(MainThreadRequest.SERVE)
 

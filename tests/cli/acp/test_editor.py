@@ -1,4 +1,4 @@
-"""The pipes to an editor: lines taken apart, and lines that wait for a reader."""
+"""Pipes to an editor: the split into lines, and the queue for a slow reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS_MAX = 30.0
 
 
 class Pipe:
-    """Each end is closed once, by whoever comes first: its number may be another's by then."""
+    """A pipe whose ends are each closed once. A second close could hit a reused number."""
 
     def __init__(self) -> None:
         self.read, self.write = os.pipe()
@@ -68,7 +68,7 @@ def test_outbox_blocks_updates_but_not_answers_for_a_slow_reader() -> None:
     gone = threading.Event()
     with pipe() as ends:
         outbox = Outbox(ends.write, on_gone=gone.set)
-        # More than the pipe takes, and as much as may wait.
+        # More than the pipe holds, and as much as may wait.
         assert outbox.put(b"a" * (UPDATES_BYTES_MAX + (1 << 20)) + b"\n")
         told = threading.Event()
         teller = threading.Thread(target=lambda: (outbox.put(b"told\n"), told.set()))
@@ -80,7 +80,7 @@ def test_outbox_blocks_updates_but_not_answers_for_a_slow_reader() -> None:
             assert sorted((file.readline(), file.readline())) == [b"answer\n", b"told\n"]
         assert told.wait(SECONDS_MAX)
         teller.join()
-        # And the end: whoever waits is told that nobody is there.
+        # At the end, each waiting writer learns that the reader is gone.
         ends.close(ends.read)
         outbox.put(b"nobody\n")
         assert gone.wait(SECONDS_MAX)
@@ -92,7 +92,7 @@ def test_outbox_blocks_answers_beyond_their_limit() -> None:
     with pipe() as ends:
         gone = threading.Event()
         outbox = Outbox(ends.write, on_gone=gone.set)
-        # The second is put while the first is being written, so that this much waits for certain.
+        # The second answer is put while the first is being written, so this much certainly waits.
         assert outbox.put(b"a" * ANSWERS_BYTES_MAX + b"\n", is_answer=True)
         waiting = threading.Thread(target=lambda: outbox.put(b"b\n", is_answer=True))
         waiting.start()

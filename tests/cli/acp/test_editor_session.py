@@ -1,5 +1,7 @@
-"""The sessions of one editor, without the editor: which of them are followed, and what is told when the log says
-nothing. A real server, and a listener that keeps what it is told."""
+"""Sessions of one editor, without the editor: which of them are followed, and answers that the log does not give.
+
+The tests use a real server, and a listener that records its messages.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ SECONDS_MAX = 60.0
 
 
 class Ear:
-    """What an editor would be told."""
+    """Records the messages to an editor."""
 
     def __init__(self) -> None:
         self.updates: list[tuple[str, dict[str, Any]]] = []
@@ -79,7 +81,7 @@ def opened(served: Served, backend: Backend, ear: Ear) -> EditorSession:
 
 
 def wait_left(talk: EditorSession) -> None:
-    """Until nobody follows it: its thread ends."""
+    """Wait until the session is not followed: its thread ends."""
     for thread in threading.enumerate():
         if thread.name == f"banksman-acp {talk.id}":
             thread.join(SECONDS_MAX)
@@ -107,7 +109,7 @@ def test_least_recently_used_session_is_unfollowed_and_misses_nothing(
     wait_left(first)
     assert second.is_following
     assert third.is_following
-    # Said while nobody listens, and told when somebody does again.
+    # Said while the session was not followed, and delivered when it is followed again.
     served.outcome(first.id, served.ask(first.id, "@@say meanwhile"))
     assert ear.said(first.id) == []
     asking = prompt(talks, first, "@@say now")
@@ -131,7 +133,7 @@ def test_session_with_a_pending_prompt_stays_followed(
     asking = prompt(talks, first, "@@hang")
     talks.follow(second)
     assert first.is_following
-    # Left, and still answered: what the editor waits for is seen to its end.
+    # Removed, and still answered: the pending prompt is followed to its end.
     talks.remove(first.id)
     asked_and_stopped(served, first)
     request, result = ear.answers.get(timeout=SECONDS_MAX)
@@ -153,7 +155,7 @@ def asked_and_stopped(served: Served, talk: EditorSession) -> None:
 def test_prompt_is_answered_when_the_log_misses_the_end_of_its_turn(
     served: Served, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server knows how it ended, and the follower has passed all there is: nothing more will come."""
+    """The server knows the outcome, and the follower is past the end of the log: no event will come."""
     monkeypatch.setattr(talk_module, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(talk_module, "LOOK_AGAIN_SECONDS", 0.05)
     ear = Ear()
@@ -173,7 +175,7 @@ def test_prompt_fails_when_its_session_is_deleted(served: Served, backend: Backe
     with served.stream(f"/v1/sessions/{talk.id}/events") as stream:
         next(message for message in stream.messages() if message.data["kind"] == "turn.started")
     assert served.request("DELETE", f"/v1/sessions/{talk.id}?forget=1").status == 204
-    # Stopped by the close, if the log could still be read to its end; else it is known no more.
+    # Stopped by the close, if the log could still be read to its end. Otherwise the session is unknown.
     request, result = ear.answers.get(timeout=SECONDS_MAX)
     assert request == "@@hang"
     assert isinstance(result, EditorRefusal) or result["stopReason"] == "cancelled"
@@ -184,7 +186,7 @@ def test_prompt_fails_when_its_session_is_deleted(served: Served, backend: Backe
 def test_cancel_applies_to_prompts_before_it_in_line_order(
     served: Served, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However late the threads are that tell it to the server: those that came before the word, and none after it."""
+    """However late the worker threads are, a cancel stops the prompts before it, and none after it."""
     begun: list[tuple[Any, ...]] = []
     monkeypatch.setattr(EditorConnection, "_spawn", lambda _, *work: begun.append(work))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     talk = opened(served, backend, Ear())
@@ -202,7 +204,7 @@ def test_cancel_applies_to_prompts_before_it_in_line_order(
 
 @contextlib.contextmanager
 def nowhere() -> Generator[Outbox]:
-    """An outbox, whose thread ends with it: when nobody reads any more."""
+    """Yield an outbox whose thread ends when its reader is gone."""
     gone = threading.Event()
     read, write = os.pipe()
     outbox = Outbox(write, on_gone=gone.set)

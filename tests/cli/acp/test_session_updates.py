@@ -1,4 +1,4 @@
-"""What an editor is told of a session's events, and how its requests end: values in, values out."""
+"""Projection of a session's events to updates of an editor, and the ends of its requests: values in, values out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_prompt_is_projected_when_its_turn_starts() -> None:
     assert telling.updates(queued("b", [{"type": "text", "text": "second"}])) == []
     assert telling.updates(event("turn.started", "b", attempt=1)) == [spoken("second")]
     assert telling.updates(event("turn.started", "a", attempt=1)) == [spoken("first")]
-    # Asked again by us, after it was preempted: the user said it once.
+    # The host started it again after a preemption. The user sent it once.
     assert telling.updates(event("turn.started", "a", attempt=2)) == []
 
 
@@ -227,7 +227,7 @@ def test_claude_models_are_advertised_from_its_greeting() -> None:
         ("done", "max_tokens", "max_tokens"),
         ("done", "refusal", "refusal"),
         ("done", "tool_use", "end_turn"),
-        # The agent's word, and not what happened: it was not stopped.
+        # The agent's own word, although the turn was not stopped.
         ("done", "cancelled", "end_turn"),
         ("interrupted", "end_turn", "cancelled"),
         ("preempted", None, "cancelled"),

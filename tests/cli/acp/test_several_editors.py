@@ -1,4 +1,4 @@
-"""Several editors on one session: each sees everything, each is asked, and the first answer counts."""
+"""Several editors on one session: each sees everything and gets each question, and the first answer counts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_editors_see_each_others_prompts_and_answers(one: Editor, other: Editor,
     assert other.prompt(session, "@@say second") == "end_turn"
     one.wait_said(session, "second")
     assert one.said(session) == other.said(session) == "firstsecond"
-    # The prompts of others only: its own it shows already.
+    # Only the prompts of others: the editor shows its own already.
     assert one.texts(session, "user_message_chunk") == ["@@say second"]
     assert other.texts(session, "user_message_chunk") == ["@@say first"]
     served.ask(session, "@@say third")

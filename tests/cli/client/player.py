@@ -1,4 +1,4 @@
-"""The other end of a connection, that does what no good server would: plays the bytes it was given, and hangs up."""
+"""Misbehaving server for client tests: it sends given bytes and closes the connection."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\
 
 
 class Silence(bytes):
-    """Said, and then nothing more; the connection stays."""
+    """Bytes after which the player falls silent and keeps the connection open."""
 
 
-# What is said to a request, by its text. `None`: nothing, and the connection is reset.
+# Returns the bytes for a request. None: the player sends nothing and resets the connection.
 Answer = Callable[[str], bytes | None]
 
 
@@ -27,7 +27,10 @@ def answer(status: int, body: Any, *, kind: str = "application/json", headers: s
 
 
 class Player:
-    """Listens until it is left. `requests`: what was said to it, one by one."""
+    """A listener for the `with` block.
+
+    `requests`: the received requests, in order.
+    """
 
     def __init__(self, play: Answer) -> None:
         self.requests: list[str] = []
@@ -42,7 +45,7 @@ class Player:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # Wakes the one who waits in accept; to close it alone would not.
+        # This wakes the thread in accept. A close alone would not.
         self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._socket.close()
@@ -59,7 +62,7 @@ class Player:
             self.requests.append(request)
             said = self._play(request)
             if said is None:
-                # A reset instead of an end.
+                # A reset instead of a normal end.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             else:
                 connection.sendall(said)

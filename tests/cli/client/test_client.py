@@ -1,4 +1,4 @@
-"""Where the server is, who is told the token, and what a client makes of answers that are no good ones."""
+"""Discovery of the server, use of the token, and handling of bad answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leave(**files: str) -> None:
-    """In the state folder, as a server does."""
+    """Write files to the state folder, as a server does."""
     folder = state_folder()
     folder.mkdir(parents=True)
     for name, text in files.items():
@@ -43,7 +43,7 @@ def found(url: str | None = None) -> ServerAddress:
 
 
 def announce(url: str) -> None:
-    """Of the addresses that a store may have, only this one is ours."""
+    """Announce a server at this address, the only one that is trusted with the token."""
     leave(server_json=json.dumps({"url": url, "pid": os.getpid()}))
 
 
@@ -69,7 +69,7 @@ def test_server_socket_is_preferred_to_the_url_and_needs_no_token(tmp_path: Path
     leave(server_json=json.dumps({"url": "http://127.0.0.1:5000", "socket": str(path)}), token=f"{SECRET}\n")
     assert (found().socket, found().token, found().is_local) == (str(path), None, True)
     assert found().url == f"unix:{path}"
-    # By hand, too; and of the state folder of one who writes anything there, only a path.
+    # Also when named by hand. The client accepts only an absolute path from the state folder.
     assert found(f"unix:{path}") == found()
     (state_folder() / "server.json").write_text('{"url": "http://127.0.0.1:5000", "socket": "a.sock"}')
     assert found().url == "http://127.0.0.1:5000"
@@ -94,9 +94,9 @@ def test_token_file_is_sent_only_to_the_announced_address(monkeypatch: pytest.Mo
         *("http://127.0.0.2:5000", "http://10.0.0.2:5000", "http://127.0.0.1"),
     ):
         assert found(other).token is None, other
-    # localhost may resolve to ::1, where the same port may be another user's: it is asked where the server listens.
+    # localhost may resolve to ::1, where another user may have the same port. So the client uses the announced address.
     assert (found("http://localhost:5000").host, found("http://localhost:5000").token) == ("127.0.0.1", SECRET)
-    # What was set by hand is meant for the server that was named.
+    # A token that the user sets is for the server that the user names.
     assert found("http://10.0.0.2:5000/#token=theirs").token == "theirs"
     monkeypatch.setenv("BANKSMAN_TOKEN", "theirs")
     assert found("http://10.0.0.2:5000").token == "theirs"
@@ -201,7 +201,7 @@ def test_problem_keeps_the_servers_words_and_is_not_retried(monkeypatch: pytest.
     problem = caught.value
     assert (problem.title, problem.detail, problem.hint, problem.status) == ("QueueFull", "64 wait", "later", 429)
     assert (problem.ids, problem.retry_seconds, str(problem)) == ({"session": "s"}, 7.0, "64 wait (later)")
-    # Not tried again: it was refused, and by whom is known.
+    # No retry: a known server has refused it.
     assert len(player.requests) == 1
 
 
@@ -230,7 +230,7 @@ def test_no_server_is_reported_at_once() -> None:
         port = taken.getsockname()[1]
     with pytest.raises(NoServer, match=rf"^no server at http://127.0.0.1:{port}: start one with banksman serve$"):
         Client(lambda: found(f"http://127.0.0.1:{port}")).get("/v1/x")
-    # No name can be that long: it is not even looked up.
+    # No host name can be that long: it is not even looked up.
     with pytest.raises(NoServer, match=r"^no server at http://aaa"):
         Client(lambda: found(f"http://{'a' * 64}.example")).get("/v1/x")
 
@@ -244,7 +244,7 @@ def test_foreign_server_is_reported_as_no_server(said: bytes) -> None:
 
 def test_client_retries_only_idempotent_requests() -> None:
     whole = answer(200, {"a": 1})
-    # Reset, cut in the middle of its head, of its body; then whole.
+    # A reset, a cut in the head, a cut in the body, and then the whole answer.
     cuts: list[bytes | None] = [None, whole[:9], whole[:-3]]
     for method, key in (("GET", None), ("POST", "k")):
         answers = iter(cuts)
@@ -310,7 +310,7 @@ def test_cli_serve_that_cannot_start_says_why(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         busy = run("serve", "--port", port, "--store", f"sqlite:{tmp_path / 'store.db'}")
-    # To try this again may help, so it is not the code that keeps a service manager from it.
+    # A retry may help, so the exit code does not stop a service manager from one.
     assert (busy.returncode, port in busy.stderr) == (1, True)
     remote = run("serve", "--bind", "0.0.0.0", "--store", "memory:")
     assert (remote.returncode, "allow-remote" in remote.stderr) == (2, True)
@@ -318,7 +318,7 @@ def test_cli_serve_that_cannot_start_says_why(tmp_path: Path) -> None:
         assert "Traceback" not in failed.stderr
 
 
-# -- a session that another process has -------------------------------------------------------------------------------
+# -- a session of another process -------------------------------------------------------------------------------------
 def refusal(address: str) -> bytes:
     ids = {"session": "s", "pid": 7, "address": address}
     said = {"title": "NotOwner", "detail": "process 7 has it", "hint": "", "ids": ids}
@@ -335,7 +335,7 @@ def test_client_follows_a_session_to_its_owner() -> None:
         assert asking.post("/v1/sessions/s/interrupt") == {"of": "the owner"}
         assert asking.get("/v1/sessions/s") == {"of": "the owner"}
         assert len(base.requests) == 1
-        # One that is opened by its name is in nobody's path: each time anew.
+        # An open by name has no session in its path, so each request starts at the base server.
         for _ in range(2):
             assert asking.post("/v1/sessions", {"name": "x"}) == {"of": "the owner"}
         assert len(base.requests) == 3
@@ -349,7 +349,7 @@ def test_client_does_not_follow_an_owner_on_another_machine(address: str) -> Non
 
 
 def test_client_follows_no_owner_named_by_a_remote_server() -> None:
-    """What it names may be anything of ours, with our token."""
+    """A remote server could name any local socket, which would then get the user's token."""
     elsewhere = ServerAddress("http://example.org", is_secure=False, host="example.org", port=80, prefix="", token=None)
     here = ServerAddress("http://localhost:1", is_secure=False, host="localhost", port=1, prefix="", token=None)
     ids = {"address": "unix:/run/something.sock"}
@@ -367,7 +367,7 @@ def test_silent_owner_is_named_with_how_to_end_it() -> None:
     with Player(lambda _: refusal(gone)) as base, pytest.raises(Problem, match="does not answer") as caught:
         client(base).post("/v1/sessions/s/interrupt")
     assert "kill 7" in caught.value.hint
-    # It may have ended in that moment, and so whoever refused is asked again.
+    # The owner may have ended in that moment, so the client asks the base server again.
     assert len(base.requests) == 1 + len(clients.RETRY_SECONDS)
 
 
@@ -393,7 +393,7 @@ def test_client_returns_to_the_base_server_when_the_owner_goes() -> None:
 
 
 def test_silent_server_is_asked_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was stopped, say: the kernel takes the connection for it."""
+    """Such as a stopped server: the kernel accepts the connection for it."""
     monkeypatch.setattr(clients, "LOOK_SECONDS_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

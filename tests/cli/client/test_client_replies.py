@@ -1,4 +1,4 @@
-"""Replies that are not what a verb expects are one line of words, and never a traceback."""
+"""An unexpected reply is one line of words, and never a traceback."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_DELETE = do_PATCH = _answer
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  Its name there.
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  The base class names it so.
         pass
 
 
 @contextlib.contextmanager
 def answering(reply: bytes) -> Generator[str]:
-    """A server that answers everything with this: its URL."""
+    """Serve one reply to every request; yield the URL."""
     handler = type("Handler", (_Handler,), {"reply": reply})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -69,7 +69,7 @@ def answering(reply: bytes) -> Generator[str]:
 def test_unexpected_reply_is_reported_in_words_by_every_verb(reply: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(reply) as url:
         for words in VERBS:
-            # A verb that shows nothing of the reply has nothing to complain of.
+            # A verb that shows nothing of the reply does not complain.
             code = main([*words, "--url", url])
             told = capsys.readouterr().err
             assert "Traceback" not in told

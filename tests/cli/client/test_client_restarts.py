@@ -1,4 +1,4 @@
-"""Clients across the deaths and restarts of a real server: nothing is shown twice, and nothing is left out."""
+"""Clients across deaths and restarts of a real server repeat and omit nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS_MAX = 60.0
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """With a token of its own making, and at a new address after each start: who comes back has to look for it."""
+    """A server with a generated token, at a new address after each start: a client has to look for it."""
     with Moving(tmp_path / "served", token=None) as served:
         yield served
 
@@ -117,7 +117,7 @@ def test_cli_ask_learns_the_outcome_when_its_server_is_restarted(served: Served)
             asking.kill()
 
 
-# As the verb is, but for its patience.
+# The verb with less patience.
 IMPATIENT = """
 import sys
 from banksman.cli import main
@@ -164,7 +164,7 @@ def test_cli_token_and_discovery_file_are_private_and_found(served: Served) -> N
     refused = run(served, "ps", "--url", served.url)
     assert refused.returncode == 3
     assert "xxx" not in refused.stderr + refused.stdout
-    # Its own user needs none: the socket is asked.
+    # The server's own user needs no token: the client uses the socket.
     assert run(served, "ps").returncode == 0
     served.stop()
     gone = run(served, "ps", "--json", "--url", served.url)

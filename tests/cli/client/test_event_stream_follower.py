@@ -1,4 +1,4 @@
-"""The follower: whatever happens to its connections, each event is given once and none is left out."""
+"""Event follower: whatever happens to its connections, it yields each event once and omits none."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def made(kind: str, **more: object) -> bytes:
 
 
 def place_of(request: str) -> int:
-    """What the client has, by its own words."""
+    """Return the last seq that the client has, according to its request."""
     header = re.search(r"Last-Event-ID: [0-9]+\.([0-9]+)", request)
     query = re.search(r"[?&]after=[0-9]+\.([0-9]+)", request)
-    assert header is None or query is None  # `after` would win, and never move on.
+    assert header is None or query is None  # `after` would win, and never advance.
     found = header or query
     return 0 if found is None else int(found[1])
 
 
 def from_place(request: str, last: int) -> bytes:
-    """What a good server says to it: the rest."""
+    """Return the answer of a correct server: the rest of the events."""
     events = [stored(seq) for seq in range(place_of(request) + 1, last + 1)]
     return b"retry: 0\n\n" + b"".join(events) + made("stream.live", head=f"2.{last}")
 
@@ -49,7 +49,7 @@ def follower(player: Player, **options: Any) -> EventFollower:
 
 
 def seqs(follower: EventFollower, count: int) -> list[int]:
-    """Of the first so many events."""
+    """Return the seqs of the first `count` events."""
     with contextlib.closing(follower.events()) as events:
         return [each["seq"] for each in itertools.islice(events, count)]
 
@@ -59,7 +59,7 @@ def seqs(follower: EventFollower, count: int) -> list[int]:
 def test_follower_of_a_stream_cut_at_any_byte_joins_exactly(is_reset: bool) -> None:
     last = 4
     whole = SSE + from_place("", last)
-    # What is cut off later was not needed.
+    # A later cut has no effect.
     for cut in range(len(whole) - len(made("stream.live", head=f"2.{last}"))):
         answers: Iterator[bytes | None] = iter([whole[:cut] if not is_reset or cut > len(SSE) else None])
         with Player(lambda request, answers=answers: next(answers, SSE + from_place(request, last))) as player:
@@ -72,7 +72,7 @@ def test_follower_of_a_chunked_stream_cut_at_any_byte_joins_exactly() -> None:
     head = SSE.replace(b"Connection: close", b"Transfer-Encoding: chunked")
 
     def chunked(data: bytes) -> bytes:
-        # Chunks that end anywhere, as a proxy would make them.
+        # Chunks that end anywhere, as from a proxy.
         pieces = [data[at : at + 37] for at in range(0, len(data), 37)]
         return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
 
@@ -91,7 +91,7 @@ def test_follower_reconnects_when_the_server_closes() -> None:
     answers = iter([closing])
     with Player(lambda request: next(answers, SSE + from_place(request, 3))) as player:
         assert seqs(follower(player, pause=pauses.append), 3) == [1, 2, 3]
-    # As long as it was asked to, but for what keeps clients from coming back all at once.
+    # The requested time, reduced by the jitter that keeps clients from returning together.
     assert [1.5 <= pause <= 2.0 for pause in pauses] == [True]
 
 
@@ -101,7 +101,7 @@ def test_follower_reports_a_loss_and_its_return_once() -> None:
     def on_lost(error: Exception) -> None:
         told.append(type(error).__name__)
 
-    # Lost twice in a row, without a sign of life in between.
+    # Lost twice in a row, without an event in between.
     answers = iter([SSE + stored(1), SSE, None])
     with Player(lambda request: next(answers, SSE + from_place(request, 3))) as player:
         found = follower(
@@ -117,7 +117,7 @@ def test_follower_reports_a_loss_and_its_return_once() -> None:
 
 
 def test_follower_never_repeats_an_event() -> None:
-    # A server that begins earlier than it was asked to, and says an event twice.
+    # A server that starts earlier than requested, and repeats an event.
     answers = iter([SSE + stored(1) + stored(2) + stored(2), SSE + stored(1) + stored(2) + stored(3)])
     with Player(lambda request: next(answers)) as player:
         assert seqs(follower(player), 3) == [1, 2, 3]
@@ -140,7 +140,7 @@ def test_follower_raises_when_an_event_stays_missing() -> None:
 def test_follower_reports_a_gap_once_and_continues_after_it() -> None:
     gap = made("stream.gap", session="s", first=1, last=5)
     more = made("stream.gap", session="s", first=1, last=7)
-    # It is cut before the first event after the gap, and retention goes on meanwhile.
+    # The stream is cut before the first event after the gap, and retention continues meanwhile.
     answers = iter([SSE + gap, SSE + gap, SSE + more + stored(8)])
     with (
         Player(lambda request: next(answers, SSE + stored(9))) as player,
@@ -180,7 +180,7 @@ def test_follower_waits_on_busy_answers_only_after_its_first_connection(status: 
     answers = iter([SSE + stored(1), busy, busy])
     with Player(lambda request: next(answers, SSE + from_place(request, 2))) as player:
         assert seqs(follower(player, pause=pauses.append), 2) == [1, 2]
-    # Longer each time, as long as it was asked at least, and never longer than the bound.
+    # Longer each time, at least the requested time, and never more than the limit.
     assert pauses[0] <= 0.1
     assert 2.25 <= pauses[1] <= 5.0
     assert 3.75 <= pauses[2] <= 5.0
@@ -235,7 +235,7 @@ def test_follower_gives_up_on_a_server_that_stays_away(monkeypatch: pytest.Monke
 def test_follower_gives_up_on_a_server_that_sends_nothing(
     monkeypatch: pytest.MonkeyPatch, said: bytes, at_first: bool
 ) -> None:
-    """It answers, and lets go at once, each time: without an end this would never have one."""
+    """The server answers and closes immediately each time. Without a limit the follower would never end."""
     now = 0.0
     pauses: list[float] = []
 
@@ -258,7 +258,7 @@ def test_follower_gives_up_on_a_server_that_sends_nothing(
 
 
 def test_follower_keeps_following_a_quiet_session_with_cut_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a proxy, perhaps, that has less patience than there is between two events."""
+    """As with a proxy whose timeout is shorter than the pause between two events."""
     now = 0.0
     monkeypatch.setattr(event_stream.time, "monotonic", lambda: now)
     visits = 100
@@ -267,7 +267,7 @@ def test_follower_keeps_following_a_quiet_session_with_cut_connections(monkeypat
         nonlocal now
         if len(player.requests) > visits:
             return SSE + from_place(request, 1)
-        now += 20.0  # So long it was there.
+        now += 20.0  # The connection lasted this long.
         return SSE + made("stream.live", head="2.0")
 
     pauses: list[float] = []

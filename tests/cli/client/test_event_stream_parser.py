@@ -1,4 +1,4 @@
-"""The parser of server-sent events: the standard's rules, and that no split of the bytes makes a difference."""
+"""Parser of server-sent events: the rules of the standard, for every split of the bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.thorough import sample
 
 from banksman.cli.client.event_stream import RETRY_MILLISECONDS_MAX, OversizeMessage, SseMessage, SseParser
 
-# Each: what is sent, what is heard, and the id to come back to.
+# Each case: the bytes, the parsed messages, and the id to resume from.
 CORPUS: list[tuple[str, bytes, list[SseMessage], str]] = [
     ("lf", b"data: a\n\n", [SseMessage("", "a", "")], ""),
     ("cr", b"data: a\r\rdata: b\r\r", [SseMessage("", "a", ""), SseMessage("", "b", "")], ""),
@@ -65,7 +65,7 @@ def test_sse_parser_ignores_how_the_corpus_is_split(sent: bytes, heard: list[Sse
 def test_sse_parser_yields_a_message_with_its_last_byte() -> None:
     parser = SseParser()
     assert parser.feed(b"data: a\r") == []
-    # A CR alone ends a line: nobody waits for the LF that may follow it.
+    # A CR alone ends a line: the parser does not wait for an LF.
     assert parser.feed(b"\r") == [SseMessage("", "a", "")]
     assert parser.feed(b"\n") == []
     assert parser.feed(b"data: b\n\n") == [SseMessage("", "b", "")]
@@ -89,7 +89,7 @@ def test_sse_parser_yields_a_message_with_its_last_byte() -> None:
 )
 def test_sse_parser_accepts_only_digits_as_retry(line: bytes, retry: int | None) -> None:
     parser = SseParser()
-    # It holds without a message, and before the empty line.
+    # It applies without a message, and before the empty line.
     assert parser.feed(line + b"\n") == []
     assert parser.retry == retry
 

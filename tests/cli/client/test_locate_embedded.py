@@ -1,5 +1,7 @@
-"""Verbs without a server: a host inside of each, which ends with it. Several of them, in as many terminals, on one
-store. Each is a real process, as a shell starts it; when it is over nothing is left of it."""
+"""Verbs without a server: each has an embedded host that ends with it, and several share one store.
+
+Each verb is a real process, as a shell starts it. No process is left at its end.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.thorough
 
 BANKSMAN = [sys.executable, "-m", "banksman"]
 SECONDS_MAX = 60.0
-# A host of somebody's program that has a session, and says nothing of where it can be asked; or what is not so.
+# A program with a host that owns a session and announces no address, or a wrong one.
 HOST = """
 import asyncio, sys
 import banksman
@@ -44,7 +46,10 @@ asyncio.run(main())
 
 
 class Terminal:
-    """A user's folder, and verbs in it. `marker`: in the argv of every agent that they start."""
+    """A user's folder, and verbs in it.
+
+    `marker`: in the argv of every agent that they start.
+    """
 
     def __init__(self, folder: Path, marker: str) -> None:
         self.folder = folder
@@ -101,7 +106,7 @@ class Terminal:
         return sorted(os.listdir(self.state / "sockets"))
 
     def agents(self) -> list[int]:
-        """The processes of agents that are there."""
+        """Return the live agent processes."""
         found: list[int] = []
         for entry in os.listdir("/proc"):
             with contextlib.suppress(OSError):
@@ -110,7 +115,7 @@ class Terminal:
         return found
 
     def wait_no_agents(self) -> None:
-        """Of a host that was killed: its keepers end them, and are nobody's children that we could wait on."""
+        """Wait for the agents of a killed host: its keepers end them, and they are not children of this process."""
         deadline = time.monotonic() + SECONDS_MAX
         while self.agents():
             assert time.monotonic() < deadline, "agents are left"
@@ -146,7 +151,7 @@ def test_embedded_host_serves_every_verb_and_announces_nothing(terminal: Termina
     done = terminal.run("ask", "one", "@@say hello")
     assert done.stdout == "hello\n"
     assert terminal.agents() == []
-    # It is the same conversation, in a process of its own for each verb.
+    # The same conversation, with another process for each verb.
     assert "@@say hello" in terminal.run("ask", "one", "@@recall").stdout
     [shown] = terminal.json("ps")["sessions"]
     assert (shown["id"], shown["phase"], shown["owner"]) == (session, "asleep", None)
@@ -158,7 +163,7 @@ def test_embedded_host_serves_every_verb_and_announces_nothing(terminal: Termina
     terminal.run("close", "one", "--forget")
     assert terminal.json("ps")["sessions"] == []
     assert terminal.sockets() == []
-    # Nothing was announced, and nobody needs a token.
+    # Nothing was announced, and no token was made.
     assert not (terminal.state / "server.json").exists()
     assert not (terminal.state / "token").exists()
 
@@ -212,7 +217,7 @@ def test_embedded_host_with_a_broken_store_fails_in_one_line(terminal: Terminal)
 def test_embedded_host_with_a_slow_start_says_so_on_a_terminal(terminal: Terminal, is_terminal: bool) -> None:
     terminal.open()
     ours, theirs = pty.openpty() if is_terminal else os.pipe()
-    # Whoever makes a socket waits for whoever has the folder, for a second or two, and goes on without it then.
+    # A verb waits a second or two for the folder lock before it makes its socket, and then continues without one.
     folder = os.open(terminal.state / "sockets", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     process = subprocess.Popen(
@@ -221,7 +226,7 @@ def test_embedded_host_with_a_slow_start_says_so_on_a_terminal(terminal: Termina
     os.close(theirs)
     said = b""
     with process, open(ours, "rb", buffering=0) as reader:
-        # The end of a terminal is an error, on Linux.
+        # The end of a terminal is an error on Linux.
         with contextlib.suppress(OSError):
             while more := reader.read(1000):
                 said += more
@@ -329,13 +334,13 @@ def test_owner_without_an_address_is_named_by_pid(terminal: Terminal) -> None:
     with host(terminal, "") as pid:
         refused = terminal.run("interrupt", "one", code=4)
         assert str(pid) in refused.stderr
-        # To read it needs nobody's leave.
+        # Reading it needs no owner.
         assert terminal.json("ps")["sessions"][0]["owner"]["pid"] == pid
     assert terminal.run("ask", "one", "@@say hello").stdout == "hello\n"
 
 
 def test_owner_address_from_the_store_is_not_sent_the_token(terminal: Terminal) -> None:
-    """A store may be shared, and whoever has a session writes there where it is: that may be anybody's listener."""
+    """A store may be shared, and the owner of a session writes its address there: that may be any listener."""
     terminal.open()
     (terminal.state / "token").touch(0o600)
     (terminal.state / "token").write_text("a-secret-of-ours")
@@ -359,7 +364,7 @@ def test_owner_that_does_not_answer_is_named_with_how_to_end_it(terminal: Termin
 
 @contextlib.contextmanager
 def host(terminal: Terminal, address: str) -> Generator[int]:
-    """A program that has the session `one`: its pid."""
+    """Run a program that owns the session `one`; yield its pid."""
     words = [sys.executable, "-c", HOST, str(terminal.state / "store.db"), address]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -429,7 +434,7 @@ def test_ctrl_c_stops_the_turn(terminal: Terminal) -> None:
 
 
 def test_ctrl_c_twice_does_not_wait_for_the_turn(terminal: Terminal) -> None:
-    """An agent that hears no interrupt: its turn would be given five seconds to stop, and more to its process."""
+    """An agent that ignores the interrupt: its turn would get five seconds to stop, and its process more."""
     terminal.open()
     with terminal.begin("ask", "one", "@@say begun\n@@stop_reading\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
@@ -438,14 +443,14 @@ def test_ctrl_c_twice_does_not_wait_for_the_turn(terminal: Terminal) -> None:
         began = time.monotonic()
         asking.send_signal(signal.SIGINT)
         assert asking.wait(SECONDS_MAX) == 130
-        # The ladder's first rungs, which nobody can be spared, and the machine's own pace.
+        # The first rungs of the ladder always take their time, and the machine may be slow.
         assert time.monotonic() - began < 20.0
     assert terminal.agents() == []
     assert terminal.sockets() == []
 
 
 def test_closed_stdout_ends_the_turn_with_the_verb(terminal: Terminal) -> None:
-    """There is nobody else to go on with it; and it is not waited for."""
+    """No other process could continue the turn, and the verb does not wait for it."""
     terminal.open()
     with terminal.begin("ask", "one", "@@stream 100 0.02 x\n@@hang", "--json") as asking:
         wait_line(asking.stdout, "turn.started")
@@ -456,18 +461,18 @@ def test_closed_stdout_ends_the_turn_with_the_verb(terminal: Terminal) -> None:
     assert terminal.sockets() == []
 
 
-# -- and a server -----------------------------------------------------------------------------------------------------
+# -- with a server ----------------------------------------------------------------------------------------------------
 def test_server_started_meanwhile_leaves_the_session_with_its_verb(terminal: Terminal) -> None:
     terminal.open()
     with terminal.begin("ask", "one", "@@say begun\n@@hang") as asking:
         wait_line(asking.stdout, "begun")
         with Served(terminal.folder, store=None) as served:
-            # The server is asked, and says who has it; the one who asks goes there.
+            # The server names the owner, and the client sends its request there.
             assert terminal.json("ps")["sessions"][0]["owner"]["pid"] == asking.pid
             assert served.get("/v1/sessions")["sessions"][0]["phase"] == "elsewhere"
             assert terminal.json("interrupt", "one")["stopped"] is True
             assert asking.wait(SECONDS_MAX) == 1
-            # From here on it is the server's to serve.
+            # From here on the server owns it.
             assert terminal.run("ask", "one", "@@say hello").stdout == "hello\n"
             assert served.get("/v1/sessions")["sessions"][0]["phase"] == "idle"
     assert terminal.sockets() == []
@@ -475,7 +480,7 @@ def test_server_started_meanwhile_leaves_the_session_with_its_verb(terminal: Ter
 
 @pytest.mark.parametrize(("closed", "code"), [("0<&-", 0), ("2>&-", 0), ("1>&-", 5), ("0<&- 1>&- 2>&-", 5)])
 def test_verb_started_with_closed_fds_does_not_crash(terminal: Terminal, closed: str, code: int) -> None:
-    """Else the loop of its host would have one of them, and whoever writes an error would write it there."""
+    """Otherwise the host's loop would get one of these numbers, and an error message would be written there."""
     words = [*BANKSMAN, "run", "claude", "hi", "--", *fake_agent.command()]
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *words],
@@ -523,13 +528,13 @@ def test_server_is_used_only_for_its_own_store(terminal: Terminal) -> None:
     own, other = (f"sqlite:{terminal.folder / name}" for name in ("own.db", "other.db"))
     with Served(terminal.folder, store=own):
         terminal.open("one")
-        # A host inside would leave it asleep.
+        # An embedded host would leave it asleep.
         for words in ((), ("--store", own)):
             assert [(each["name"], each["phase"]) for each in terminal.json("ps", *words)["sessions"]] == [
                 ("one", "idle")
             ]
         assert terminal.json("ps", "--store", other)["sessions"] == []
-        # Which is a host inside, and so there is nobody to drain.
+        # That store has an embedded host, so there is no server to drain.
         assert "no server is running, and" in terminal.run("drain", "--store", other, code=3).stderr
 
 
@@ -542,6 +547,6 @@ def test_memory_store_is_refused_for_lasting_verbs(terminal: Terminal, words: Se
 def test_url_and_store_together_are_refused(terminal: Terminal) -> None:
     refused = terminal.run("ps", "--url", "http://127.0.0.1:1", "--store", "sqlite:x", code=2)
     assert "cannot use --url with --store" in refused.stderr
-    # A flag is heard before a variable.
+    # A flag precedes a variable.
     terminal.run("ps", "--store", f"sqlite:{terminal.folder / 'x'}", BANKSMAN_URL="http://127.0.0.1:1")
     terminal.run("ps", "--url", "http://127.0.0.1:1", code=3, BANKSMAN_STORE="sqlite:x")

@@ -1,4 +1,4 @@
-"""`banksman agents`, as a shell sees it: what is known, what is here, and what a user has put beside it."""
+"""`banksman agents` in a shell: known agents, installed agents, and the user's profiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS_MAX = 60.0
 
 
 class Machine:
-    """Its PATH and the user's folder, with what a test puts there and nothing else."""
+    """A PATH and a user folder that hold only the files of the test."""
 
     def __init__(self, folder: Path) -> None:
         self.programs, self.users = folder / "bin", folder / "config" / "banksman" / "agents"
@@ -74,7 +74,7 @@ def test_cli_agents_lists_capabilities_and_installed_agents(machine: Machine) ->
     rows = {line.split()[0]: dict(zip(columns, line.split(), strict=True)) for line in lines[: lines.index("")]}
     assert {name for name, row in rows.items() if row["FOUND"] == "yes"} == {"gemini"}
     assert (rows["claude"]["hooks"], rows["gemini"]["hooks"], rows["codex"]["steer"]) == ("yes", "-", "yes")
-    # Beside it, in words: how to have what is not here, and what is put right.
+    # Beside the table: how to install a missing agent, and its repairs.
     rest = done.stdout.split("\n\n", 1)[1]
     assert f"gemini  Gemini CLI\n  found     {machine.programs}/gemini\n" in rest
     assert "kimi  Kimi Code\n  install   npm install -g @moonshot-ai/kimi-code\n  repaired  tools that are" in rest
@@ -82,7 +82,7 @@ def test_cli_agents_lists_capabilities_and_installed_agents(machine: Machine) ->
 
 
 def test_cli_agents_uses_paragraphs_on_a_narrow_terminal(machine: Machine) -> None:
-    """A real terminal of 60 columns: no line is wider, and no word of it is a colour's."""
+    """A real terminal of 60 columns: no line is wider, and the output has no colours."""
     leader, follower = pty.openpty()
     try:
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
@@ -93,7 +93,7 @@ def test_cli_agents_uses_paragraphs_on_a_narrow_terminal(machine: Machine) -> No
             while True:
                 try:
                     piece = os.read(leader, 65536)
-                except OSError:  # EIO: the last of the other side is closed.
+                except OSError:  # EIO: the last fd of the other side is closed.
                     break
                 if not piece:
                     break
@@ -144,7 +144,7 @@ def test_cli_agents_includes_the_users_profiles(machine: Machine) -> None:
     assert f"from      {machine.users}/qwen.toml, replaces the built-in agent\n" in shown
     assert f"bad\n  from      {machine.users}/bad.toml\n  wrong     " in shown
     assert next(line for line in shown.splitlines() if line.startswith("bad ")).split()[2:] == ["?"] * len(CAPABILITIES)
-    # A script that wants to know what it can open.
+    # For a script that wants the installed agents.
     assert machine.run("--format", "quiet").stdout == "house\n"
 
 
@@ -163,7 +163,7 @@ def test_cli_agents_starts_no_program_without_versions(machine: Machine, tmp_pat
     assert told["gemini"]["version"] == "0.61.0 \\x1b[31m"
     assert told["qwen"]["version"] is None
     assert "version" not in told["kimi"]
-    # Asked for that alone, and not taken for a part of another agent.
+    # The program was asked only for its version, and without the variable of an enclosing agent.
     assert mark.read_text() == "['--version']-"
     assert "  version   unknown\n" in machine.run("qwen", "--versions").stdout
 
@@ -171,7 +171,7 @@ def test_cli_agents_starts_no_program_without_versions(machine: Machine, tmp_pat
 def test_cli_agents_does_not_wait_for_a_hanging_version(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And nothing of the program is left, which the tests' own watch looks for."""
+    """No process of the program is left: the leak check of the tests looks for it."""
     machine.has("gemini", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])")
     for name, value in machine.environment.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""`banksman exec` as a shell sees it: exit codes, streams, signals, and nothing left behind."""
+"""`banksman exec` in a shell: exit codes, streams, signals, and no process left behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.process.count import marked
 
 BANKSMAN = [sys.executable, "-m", "banksman"]
-# Prints "up" and stays for a minute; with "deaf" it ignores TERM; its child left for a session of its own.
+# Prints "up" and stays for a minute. "deaf" ignores TERM. Its child is in a new session.
 STAYS = (
     "import os, signal, sys, time\n"
     "if 'deaf' in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -38,7 +38,7 @@ def wait_gone(marker: str, *, but: int = 0) -> None:
     deadline = time.monotonic() + 15
     while set(marked(marker)) - {but}:
         assert time.monotonic() < deadline, "processes left behind"
-        time.sleep(0.01)  # They are nobody's children here: there is nothing to wait on.
+        time.sleep(0.01)  # They are not children of this process, so it cannot wait for them.
 
 
 def test_exec_passes_output_and_exit_code_through() -> None:
@@ -156,8 +156,8 @@ def test_exec_ends_the_tree_by_the_ladder_on_a_signal(number: int, marker: str) 
 def test_exec_kills_at_once_on_a_second_interrupt(marker: str) -> None:
     with start("--grace", "50", *stays(marker, "deaf")) as child:
         child.send_signal(signal.SIGINT)
-        # The first is heard when the ladder has begun: the child that left its group is only reached by a later rung,
-        # so what can be waited for is that the second one ends it long before the grace does.
+        # The first signal is handled when the ladder has begun. Only a later rung reaches the child that left its
+        # group. So the test can only wait for the second signal to end it long before the grace.
         child.send_signal(signal.SIGINT)
         while child.poll() is None:
             child.send_signal(signal.SIGINT)
@@ -195,13 +195,13 @@ def test_exec_with_a_slow_reader_bounds_memory_and_keeps_its_timeout(marker: str
     )
     assert child.stdout is not None
     with child:
-        # Nobody reads, and the timeout ends the tree all the same.
+        # Without a reader, the timeout still ends the tree.
         wait_appears(marker)
         wait_gone(marker, but=child.pid)
         with open(f"/proc/{child.pid}/status") as file:
             peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
         assert peak < 100_000
-        # And we do not wait for ever for somebody to read what there was.
+        # The verb does not wait forever for a reader.
         assert child.wait(30) == 124
 
 
@@ -223,7 +223,7 @@ def test_cli_help_loads_neither_asyncio_nor_argparse() -> None:
 
 
 def test_exec_of_a_plain_command_imports_only_what_it_needs() -> None:
-    """Every import is a part of the start: `make bench` has the goal."""
+    """Every import delays the start: `make bench` has the goal."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "banksman", "exec", "--", "true"],
         check=True,
@@ -233,7 +233,7 @@ def test_exec_of_a_plain_command_imports_only_what_it_needs() -> None:
     )
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "asyncio" in loaded
-    # asyncio asks for `ssl`, and does without it; what it would bring along tells.
+    # asyncio tries to import `ssl`, and works without it. The modules that `ssl` would import show it.
     assert not {"_ssl", "json", "tempfile", "msgspec", "banksman.process.portable"} & loaded
 
 
@@ -245,8 +245,8 @@ def test_exec_treats_closed_stdin_as_empty() -> None:
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-", ">&-"])
 def test_exec_drops_output_when_standard_fds_are_closed(closed: str) -> None:
-    """Else the loop has their numbers, and takes the bytes (15 is TERM) for signals that have come."""
-    # Each of its writes has been taken from the pipe before the next one fits.
+    """Otherwise the loop gets their numbers, and reads the bytes (15 is TERM) as received signals."""
+    # The pipe takes each write only after the previous one was read.
     script = "i=0; while [ $i -lt 40 ]; do printf '%8192s\\017'; printf '%8192s\\017' >&2; i=$((i+1)); done; exit 7"
     argv = ["sh", "-c", f'exec "$@" {closed}', "sh", *BANKSMAN, "exec", "--", "sh", "-c", script]
     assert subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode == 7

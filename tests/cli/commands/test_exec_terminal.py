@@ -13,7 +13,7 @@ from tests.cli.tui.kit import BANKSMAN, CTRL_C, CTRL_D, SECONDS_MAX, Terminal
 PYTHON = sys.executable
 KEPT = ("PATH", "HOME", "PYTHONPATH")
 SIZE = "import os; print(*map(os.isatty, range(3)), *os.get_terminal_size())"
-# Says its size whenever that has changed, and ends with the second.
+# Prints its size when it changes, and exits.
 RESIZED = """
 import os, signal, time
 def tell(*_): os.write(1, b"now %d %d" % os.get_terminal_size()); os._exit(7)
@@ -59,7 +59,7 @@ def test_exec_keeps_redirected_stderr_apart(env: dict[str, str], tmp_path: Path)
 def test_exec_runs_at_a_terminal_that_is_not_its_controlling_terminal(
     env: dict[str, str], flag: str, said: str
 ) -> None:
-    """In a new session 0, 1 and 2 are a terminal, and there is no foreground to be asked for."""
+    """In a new session 0, 1 and 2 are a terminal, which has no foreground group for this session."""
     code = "import os; print(*map(os.isatty, range(3)))"
     command = ["setsid", "--wait", *BANKSMAN, "exec", flag, PYTHON, "-c", code]
     with Terminal(env=env, command=command) as terminal:
@@ -77,7 +77,7 @@ def test_exec_with_pty_gives_a_pty_in_a_pipeline(env: dict[str, str]) -> None:
 def test_exec_ctrl_c_interrupts_a_repl_that_lives_on(env: dict[str, str]) -> None:
     with at_terminal(env, "--", PYTHON, "-q", "-i") as terminal:
         terminal.wait_text(">>>")
-        # Python's readline prints the prompt before it waits, and sees a signal between the two only with the next key.
+        # Python's readline prints the prompt before it waits. It sees a signal between the two only with the next key.
         terminal.type(CTRL_C + "\r")
         terminal.wait_text("KeyboardInterrupt")
         terminal.type("6 * 7\r")
@@ -129,7 +129,7 @@ def test_exec_refuses_fds_that_are_not_open(env: dict[str, str], given: str) -> 
 
 
 def test_exec_does_not_pass_closed_jobserver_fds(env: dict[str, str]) -> None:
-    """Nor is one of our own that happens to have that number."""
+    """Nor does it pass an internal fd that happens to have that number."""
     count = "import os; print(sorted(fd for fd in range(64) if os.path.exists(f'/proc/self/fd/{fd}')))"
     flags = {"MAKEFLAGS": " -j4 --jobserver-auth=3,4"}
     command = [*BANKSMAN, "exec", "--", PYTHON, "-c", count]

@@ -1,4 +1,4 @@
-"""`banksman host`, and the verbs of a store that many share, as a shell sees them."""
+"""`banksman host`, and the verbs on a shared store, in a shell."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_cli_serve_refuses_room_without_a_shared_store() -> None:
 
 
 def test_cli_host_without_nats_package_says_what_to_install(tmp_path: Path) -> None:
-    # In the place of the real one, as if there were none.
+    # A module that hides the real one, as if it were not installed.
     (tmp_path / "nats.py").write_text("raise ModuleNotFoundError(\"No module named 'nats'\", name='nats')\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = run("host", "--store", "nats://127.0.0.1:1", PYTHONPATH=path)
@@ -145,7 +145,7 @@ def test_cli_drain_by_name_ends_a_host_and_a_second_signal_at_once(many: Fleet) 
     assert unknown.returncode == 4
     assert "there is no host 'first'" in unknown.stderr
     assert "see banksman hosts" in unknown.stderr
-    # One with a turn that would take minutes.
+    # A host with a turn that would take minutes.
     store = ("--store", many.store)
     script = fake_agent.command({"prompt": ["stream 5000 0.05"]})
     session = told("open", "claude", "--name", "long", *store, "--", *script)["id"]

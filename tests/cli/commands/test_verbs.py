@@ -1,4 +1,4 @@
-"""The verbs that ask a server, each as a shell sees it, against a real one with the scripted agent."""
+"""Verbs that need a server, in a shell, with a real server and the scripted agent."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_cli_ask_ctrl_c_stops_the_turn(served: Served) -> None:
     assert objects(rest)[-1]["outcome"]["kind"] == "interrupted"
     assert "Ctrl-C again" in told
     assert "stopped, by boundary" in told
-    # The session goes on.
+    # The session continues.
     assert run(served, "ask", session, "hi").stdout == "hi\n"
 
 
@@ -160,7 +160,7 @@ def test_cli_ask_ctrl_c_twice_leaves_at_once(served: Served) -> None:
         wait_line(asking.stderr, "Ctrl-C again")
         asking.send_signal(signal.SIGINT)
         _, told = asking.communicate(timeout=SECONDS_MAX)
-        # Neither the receipt nor the outcome was waited for.
+        # The verb waited neither for the receipt nor for the outcome.
         assert (asking.returncode, told) == (130, "")
 
 
@@ -187,7 +187,7 @@ def test_cli_ask_shows_a_question_and_cli_answer_answers_it(served: Served) -> N
         assert (done.returncode, done.stdout) == (0, f"{question}: deny\n")
         out, _ = asking.communicate(timeout=SECONDS_MAX)
         assert (asking.returncode, out.splitlines()[-1]) == (0, "over")
-    # It has one answer: who says the same again has his way, and who says another has not.
+    # A question has one answer: the same answer again succeeds, and another one fails.
     assert run(served, "answer", "asks", question, "deny").returncode == 0
     late = run(served, "answer", "asks", question, "allow", "--json")
     assert (late.returncode, objects(late.stdout)[0]["answer"], objects(late.stdout)[0]["first"]) == (1, "deny", False)
@@ -210,9 +210,9 @@ def test_cli_ask_why_and_answer_show_a_question_in_full(served: Served) -> None:
             told.append(asking.stderr.readline())
             assert told[-1], told
         assert blocks("".join(told)) == shown
-        # `why` has its own labels in front of the first line.
+        # `why` puts a label before the first line.
         assert [line[line.index("│") :] for line in blocks(run(served, "why", "asks-code").stdout)] == shown
-        # It is what is answered, so whoever names no question sees it too.
+        # `answer` without a question id also shows the question that it answers.
         assert blocks(run(served, "answer", "asks-code", "deny").stderr) == shown
         assert asking.wait(SECONDS_MAX) == 0
 
@@ -308,7 +308,7 @@ def test_cli_escapes_terminal_sequences_of_an_agent(served: Served) -> None:
     for words in (("log", "evil"), ("log", "evil", "--raw"), ("log", "evil", "--json"), ("why", "evil"), ("ps",)):
         shown = run(served, *words).stdout
         assert not set(shown) & set("\x1b\x07\x9b\u202e\x7f\r"), words
-    # A name is somebody's words as well.
+    # A name is untrusted text as well.
     served.request("PATCH", "/v1/sessions/evil", {"name": "e\x1b[1mvil"})
     assert "\x1b" not in run(served, "ps").stdout
 
@@ -346,7 +346,7 @@ def test_cli_exits_5_in_one_line_when_stdout_cannot_be_written(served: Served, w
             check=False,
             env=environment(served),
         )
-        # A refusal is told on stderr first, so that it is not lost.
+        # The refusal goes to stderr first, so it is not lost.
         said = "there is no session 'nobody' (see banksman ps)" if is_refused else f"cannot write to stdout: {reason}"
         assert (done.returncode, done.stderr) == (4 if is_refused else 5, f"banksman: {said}\n")
     assert "5 cannot write to stdout" in run(served, words[0], "--help").stdout

@@ -1,4 +1,4 @@
-"""The nodes of NATS that the tests of the cluster use, for those of this folder."""
+"""NATS nodes of the cluster tests, for the tests of this folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`banksman doctor` as on a machine that nobody else uses: `python doctor_alone.py PID,PID… WORDS…`.
+"""`banksman doctor` as on a machine without other users: `python doctor_alone.py PID,PID… WORDS…`.
 
-The doctor looks at every keeper of its user, and on this machine other tests kill hosts of the same user all the time.
-Here it sees those of the hosts that are named, and is otherwise as it is.
+The doctor looks at every keeper of its user, and other tests on this machine kill hosts of the same user all the time.
+Here it sees only the keepers of the named hosts, and is otherwise unchanged.
 """
 
 from __future__ import annotations

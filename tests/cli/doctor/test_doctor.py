@@ -1,4 +1,4 @@
-"""`banksman doctor`: what is wrong is told with what to do; looking changes nothing; what dead hosts left is swept."""
+"""`banksman doctor` reports each fault with a fix, changes nothing by looking, and sweeps the remains of dead hosts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ ALONE = Path(__file__).with_name("doctor_alone.py")
 
 
 class Machine:
-    """A user with folders of their own, and a machine that only their hosts run on. `run` is `banksman doctor`."""
+    """A user with separate folders, on a machine that runs only this user's hosts.
+
+    `run`: runs `banksman doctor`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # The pids of its hosts, also of those that have died.
+        # The pids of its hosts, including dead ones.
         self.hosts: set[int] = set()
         self.state = folder / "state" / "banksman"
         self.config = folder / "config" / "banksman" / "config.toml"
@@ -71,14 +74,14 @@ class Machine:
         return found
 
     def of(self, name: str, *words: str, under: tuple[str, ...] = (), **env: str) -> list[tuple[str, str, str | None]]:
-        """Verdict, what was seen, and the fix, of every check of this name."""
+        """Return verdict, finding and fix of every check of this name."""
         checks = self.look(*words, under=under, **env)["checks"]
         found = [(each["verdict"], each["seen"], each["fix"]) for each in checks if each["name"] == name]
         assert found, [each["name"] for each in checks]
         return found
 
     def files(self) -> dict[str, tuple[int, str]]:
-        """Every file of the user's, its mode and what is in it."""
+        """Return every file of the user, with its mode and a hash of its contents."""
         found: dict[str, tuple[int, str]] = {}
         for path in sorted(self.folder.rglob("*")):
             mode = path.lstat().st_mode
@@ -94,7 +97,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @contextlib.contextmanager
 def serving(machine: Machine) -> Generator[Served]:
-    """A server of this user, whose store is where `doctor` looks for it."""
+    """Serve with a store where `doctor` looks for it."""
     served = Served(machine.folder, store=f"sqlite:{machine.state / 'store.db'}")
     with served:
         machine.hosts.add(served.pid)
@@ -116,7 +119,7 @@ def wait_gone(*pids: int) -> None:
         time.sleep(0.01)
 
 
-# -- a machine that is well ------------------------------------------------------------------------------------------
+# -- a healthy machine -----------------------------------------------------------------------------------------------
 def test_doctor_on_a_new_machine_finds_nothing_and_makes_nothing(machine: Machine) -> None:
     before = machine.files()
     done = machine.run()
@@ -129,7 +132,7 @@ def test_doctor_on_a_new_machine_finds_nothing_and_makes_nothing(machine: Machin
 
 
 def test_doctor_reports_a_state_folder_that_cannot_be_made(machine: Machine) -> None:
-    """Where even root cannot write."""
+    """Not even root can write there."""
     [(verdict, seen, fix)] = machine.of("state folder", XDG_STATE_HOME="/proc/1/nothing")
     assert verdict == "wrong"
     assert "cannot create" in seen
@@ -150,11 +153,11 @@ def test_doctor_finds_a_running_server_without_disturbing_it(machine: Machine) -
         assert "1 sessions, " in seen["store"]["seen"]
         assert f"in use by process {served.pid}" in seen["store"]["seen"]
         assert seen["leftovers"]["seen"] == "none"
-        # It serves on.
+        # The server still serves.
         served.outcome(session, served.ask(session, "hello"))
 
 
-# -- what is wrong ---------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------------------------
 def test_doctor_reports_files_that_others_may_read_or_change(machine: Machine) -> None:
     token = machine.state / "token"
     token.write_text("a-token-of-the-tests\n")
@@ -226,7 +229,7 @@ def test_doctor_reports_a_malformed_profile(machine: Machine) -> None:
 
 # -- the store -------------------------------------------------------------------------------------------------------
 def with_history(machine: Machine) -> Path:
-    """A store that was closed in good order."""
+    """Return a store that was closed in order."""
     with serving(machine) as served:
         session = served.open(name="fix-ci")
         for _ in range(3):
@@ -267,7 +270,7 @@ def test_doctor_reports_a_damaged_store_and_changes_nothing(machine: Machine, is
         ((root,),) = store.execute("SELECT rootpage FROM sqlite_master WHERE name = 'chunks_by_session'").fetchall()
     data = bytearray(path.read_bytes())
     page_bytes = int.from_bytes(data[16:18], "big")
-    # Where one is torn that nobody reads for a look, only a check of all of them tells.
+    # A plain look does not read the torn page. Only a check of all pages finds it.
     for page in range(3, len(data) // page_bytes) if is_all else (root,):
         data[(page - 1) * page_bytes : (page - 1) * page_bytes + 64] = b"\xff" * 64
     path.write_bytes(data)
@@ -307,7 +310,7 @@ def test_doctor_checks_the_configured_store(machine: Machine) -> None:
     assert machine.of("store") == [("ok", f"{elsewhere} (does not exist yet)", None)]
 
 
-# -- what dead hosts left --------------------------------------------------------------------------------------------
+# -- remains of dead hosts -------------------------------------------------------------------------------------------
 def test_doctor_sweep_removes_what_a_killed_server_left(machine: Machine) -> None:
     with serving(machine) as served:
         session = served.open(HANGS, name="fix-ci")
@@ -315,7 +318,7 @@ def test_doctor_sweep_removes_what_a_killed_server_left(machine: Machine) -> Non
         wait_started(served, session, turn)
         tree = [each["pid"] for each in served.get(f"/v1/sessions/{session}/why")["tree"]]
         served.kill()
-    # Its keeper ends the tree by itself; the session is left open in the store.
+    # The keeper ends the tree. The session stays open in the store.
     wait_gone(*tree)
     before = machine.files()
     assert (machine.state / "server.json").exists()
@@ -333,7 +336,7 @@ def test_doctor_sweep_removes_what_a_killed_server_left(machine: Machine) -> Non
     assert machine.of("leftovers") == [("ok", "none", None)]
     assert not (machine.state / "server.json").exists()
     assert [name for name in os.listdir(machine.state / "sockets") if name.endswith(sockets.SUFFIX)] == []
-    # And a second time there is nothing to do.
+    # A second sweep has nothing to do.
     assert machine.look("--sweep")["swept"] == []
 
 
@@ -345,7 +348,7 @@ def test_doctor_sweep_ends_a_process_whose_host_and_keeper_were_killed(machine: 
         store = machine.state / "store.db"
         keepers = keepers_of(served.pid)
         assert keepers
-        # Nobody is left to end it: the limit of G6. The host first, or it would replace them.
+        # No guard is left to end the tree: the limit of G6. The host is stopped first, or it would replace them.
         tree = [each["pid"] for each in served.get(f"/v1/sessions/{session}/why")["tree"]]
         for pid in (served.pid, *keepers):
             os.kill(pid, signal.SIGSTOP)
@@ -392,8 +395,8 @@ def test_doctor_sweep_removes_only_orphaned_output_files(machine: Machine) -> No
 
     old = file("banksman-abcd_123.out", hours=48)
     kept = [
-        file("banksman-efgh5678.out", hours=1),  # Somebody may still read it.
-        file("banksman-notes.out", hours=48),  # Nobody's but the user's.
+        file("banksman-efgh5678.out", hours=1),  # A reader may still use it.
+        file("banksman-notes.out", hours=48),  # It belongs to the user.
         file("banksman-ijkl9012.out", hours=48, mode=0o644),
         file("other-abcd1234.out", hours=48),
     ]
@@ -434,7 +437,7 @@ def test_doctor_sweep_removes_the_spill_file_of_a_killed_process(machine: Machin
 
 
 def dead_pid() -> int:
-    """Of a process that has been."""
+    """Return the pid of a process that has exited."""
     with subprocess.Popen(["true"]) as process:
         process.wait(SECONDS_MAX)
     return process.pid
@@ -468,7 +471,7 @@ def test_doctor_sweep_continues_past_an_unreadable_folder(machine: Machine) -> N
     ((seen, fix),) = [(c["seen"], c["fix"]) for c in found["checks"] if c["name"] == "leftovers"]
     assert "symbolic links" in seen
     assert fix
-    # Where there is no place for any state, the report says so, as it does without the flag.
+    # Without a folder for state, the report says so, as without the flag.
     assert "leftovers" in [c["name"] for c in machine.look("--sweep", HOME="/", XDG_STATE_HOME="")["checks"]]
 
 
@@ -493,7 +496,7 @@ def wait_started(served: Served, session: str, turn: str) -> None:
 
 
 def keepers_of(host: int) -> list[int]:
-    """The zygote, the spare and the keepers of a process: as the kernel has them, by what they were started as."""
+    """Return the zygote, the spare keeper and the keepers of a process, by their command lines."""
     found: list[int] = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -505,7 +508,7 @@ def keepers_of(host: int) -> list[int]:
 
 
 def test_doctor_sees_keepers_of_other_hosts(machine: Machine, tmp_path: Path) -> None:
-    """Whatever other tests leave for a moment: a keeper that is stopped, and whose host is dead."""
+    """As other tests leave it for a moment: a stopped keeper whose host is dead."""
     with Served(tmp_path / "another") as other:
         other.outcome(session := other.open(), other.ask(session, "hello"))
         host, keepers = other.pid, keepers_of(other.pid)
@@ -520,7 +523,7 @@ def test_doctor_sees_keepers_of_other_hosts(machine: Machine, tmp_path: Path) ->
             assert {fix for _, _, fix in found} <= {f"kill -CONT {pid}" for pid in keepers}
         finally:
             for pid in keepers:
-                # The zygote, once it is continued, ends the others.
+                # When continued, the zygote ends the others.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
             wait_gone(*keepers)

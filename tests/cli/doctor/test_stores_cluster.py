@@ -1,4 +1,4 @@
-"""`banksman doctor --store nats://…`: what is wrong with a cluster is told by its server's name, with a fix."""
+"""`banksman doctor --store nats://…` reports each fault of a cluster by the name of its server, with a fix."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = ("access", "cluster", "remains", "session", "store", "sync")
 
 
 def doctor(store: str, *words: str) -> list[tuple[str, str, str]]:
-    """Verdict, what was seen and the fix, of every check of a store."""
+    """Return verdict, finding and fix of every check of a store."""
     done = subprocess.run(
         [sys.executable, "-m", "banksman", "doctor", "--json", "--store", store, *words],
         check=False,
@@ -55,14 +55,14 @@ def by_monitors(servers: Servers) -> list[str]:
 
 
 def of(found: list[tuple[str, str, str]], *parts: str) -> tuple[str, str]:
-    """Verdict and fix of the one line that says all of it."""
+    """Return verdict and fix of the one finding that contains all parts."""
     lines = [(verdict, fix) for verdict, seen, fix in found if all(part in seen for part in parts)]
     assert len(lines) == 1, found
     return lines[0]
 
 
 def wait_missed(servers: Servers, stream: str, gone: int) -> None:
-    """Until the leader of the stream has noticed that one of its replicas does not answer."""
+    """Wait until the leader of the stream has noticed that a replica does not answer."""
     deadline = time.monotonic() + SECONDS_MAX
     while time.monotonic() < deadline:
         seen = servers.look(servers.leader_of(stream), "/jsz?accounts=true&streams=true&limit=1000") or {}
@@ -76,14 +76,14 @@ def wait_missed(servers: Servers, stream: str, gone: int) -> None:
 
 
 async def make_streams(store: str) -> None:
-    """As the first host does."""
+    """Make the streams as the first host does."""
     address = parse(store)
     nats = Nats(address, name="test")
     await nats.connect()
     try:
         async with asyncio.timeout(SECONDS_MAX):
             while True:
-                # A server that was just started, on a busy machine, may take longer than an answer is waited for.
+                # On a busy machine, a server that has just started may take longer than the limit for an answer.
                 with contextlib.suppress(Unanswered):
                     return await NatsStreams(nats, address).ensure_all()
     finally:
@@ -146,7 +146,7 @@ def test_doctor_reports_a_server_that_syncs_at_intervals() -> None:
 
 
 def test_doctor_notes_an_unknown_sync_setting(nats_one: Servers, nats_three: Servers, prefix: str) -> None:
-    """Also if some other server answers there."""
+    """Also if another server answers there."""
     for words in ((), by_monitors(nats_three)):
         found = doctor(nats_one.store(prefix), *words)
         verdict, fix = of(found, "sync interval of", "unknown: no monitoring port answers")
@@ -184,7 +184,7 @@ def test_doctor_reports_a_server_that_is_down_or_unnamed(nats_three: Servers, pr
 
 def test_doctor_reports_a_cluster_without_quorum() -> None:
     with Servers(3) as servers:
-        # Those that are left do not lead, and cannot begin to.
+        # The remaining server does not lead, and cannot be elected.
         leader = servers.meta_leader()
         assert leader is not None
         servers.kill(leader)
@@ -254,7 +254,7 @@ def introduction(**said: object) -> bytes:
     ids=["too old", "without JetStream", "HTTP", "a list", "half"],
 )
 def test_doctor_reports_an_old_or_foreign_server(said: bytes, seen: str, does: str) -> None:
-    """No server that old is at hand. This one is no fake of a server: it introduces itself so, and says no more."""
+    """No server that old is available. This listener only sends the introduction of such a server."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         child = os.fork()
         if child == 0:
@@ -298,7 +298,7 @@ sys.exit(main(["doctor", "--json", "--store", {nats_one.store()!r}]))
     assert [(each["verdict"], each["fix"]) for each in found] == [("wrong", "pip install 'banksman[cluster]'")]
 
 
-# -- who can come in -------------------------------------------------------------------------------------------------
+# -- access ----------------------------------------------------------------------------------------------------------
 def test_doctor_reports_access_without_credentials(nats_one: Servers, prefix: str) -> None:
     verdict, fix = of(doctor(nats_one.store(prefix)), "accepts clients without credentials")
     assert verdict == "wrong"
@@ -306,7 +306,7 @@ def test_doctor_reports_access_without_credentials(nats_one: Servers, prefix: st
 
 
 def test_doctor_reports_credentials_that_are_not_required(prefix: str) -> None:
-    """The URL has a password. A stranger comes in without one, into the same account; then into another."""
+    """The URL has a password. Without one, a stranger gets into the same account, and then into another."""
     account = "{ jetstream: enabled, users: [{ user: us, password: secret }, { user: any, password: any }] }"
     for strangers, verdict in (("any", "wrong"), ("other", "ok")):
         more = f"accounts {{ A: {account}, B: {{ users: [{{ user: other, password: other }}] }} }}"
@@ -325,7 +325,7 @@ def test_doctor_reports_access_without_tls_unless_on_loopback() -> None:
         assert [each.verdict.value for each in found if "TLS" in each.seen] == ["wrong"] * count
 
 
-# -- what is in it ---------------------------------------------------------------------------------------------------
+# -- contents --------------------------------------------------------------------------------------------------------
 async def test_doctor_reports_damaged_sessions_and_records(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
     store = nats_one.store(prefix)
     async with opened(nats_one, tmp_path, prefix) as log:

@@ -1,4 +1,4 @@
-"""`banksman doctor --store nats://…` says how full the servers are, in time; and which packages are there."""
+"""`banksman doctor --store nats://…` reports how full the servers are, and the versions of the packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from banksman.cluster.store_address import parse
 from banksman.testing.nats_servers import Servers
 
 MIB = 1 << 20
-# What a client is told is the account's bound, where it has one.
+# A client sees the limit of its account, if the account has one.
 ACCOUNTS = """
 accounts { BANKSMAN { jetstream: { max_file: 2MB }, users: [ { user: "banksman", password: "a-password" } ] } }
 """
@@ -22,7 +22,7 @@ accounts { BANKSMAN { jetstream: { max_file: 2MB }, users: [ { user: "banksman",
 
 @pytest.fixture
 def small() -> Iterator[Servers]:
-    """A node of its own: what it may keep is its configuration's to say."""
+    """A separate node: its configuration sets the limit of its store."""
     with Servers(1, file_bytes_max=4 * MIB) as servers:
         yield servers
 
@@ -72,7 +72,7 @@ def test_doctor_reports_account_limit_without_a_monitoring_port() -> None:
     with Servers(1, more=ACCOUNTS) as servers:
         store = servers.store("x").replace("nats://", "nats://banksman:a-password@")
         fill(store, 1.75)
-        # A port where nobody answers.
+        # A port where no server answers.
         (account,) = seen(store, "http://127.0.0.1:1")
         assert account.verdict is FindingVerdict.NOTE
         assert account.seen == "this account stores 1.8 MiB, 88% of 2.0 MiB"

@@ -1,4 +1,4 @@
-"""A server for the terminals of a module, and what their programs are to know of it."""
+"""A server for the terminals of a module, and the environment of their programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def env(served: Served) -> dict[str, str]:
-    """Of a program that finds the server; nothing of who runs the tests."""
+    """Environment of a program that finds the server, without the variables of the test run."""
     return variables(served)
 
 

@@ -1,7 +1,7 @@
-"""A real terminal: a pty of a given size, a program in its foreground, and a screen that shows what a person would see.
+"""Real terminal: a pty of a given size, a program in its foreground, and a screen that shows what a user would see.
 
-Keys go in as bytes, so that Ctrl-C is what the terminal's driver makes of it. The screen is pyte's, with the other
-buffer that full-screen programs draw on, which pyte does not have.
+Keys go in as bytes, so the terminal's driver handles Ctrl-C. The screen is that of pyte, extended by the alternate
+buffer of full-screen programs, which pyte lacks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_78=>]
 
 
 class _Screen(pyte.Screen):
-    """With the second buffer."""
+    """A screen with the alternate buffer."""
 
     _kept: Any = None
 
@@ -61,7 +61,10 @@ class _Screen(pyte.Screen):
 
 
 class Terminal:
-    """`said`: every byte that came out. All waits are for something on the screen, with a deadline."""
+    """A program on a terminal.
+
+    `said`: every byte that the program wrote. All waits are for a state of the screen, with a deadline.
+    """
 
     def __init__(
         self,
@@ -88,7 +91,8 @@ class Terminal:
             cwd=cwd,
             env={"TERM": "xterm-256color", "LANG": "C.UTF-8", **env},
             start_new_session=True,
-            # The terminal becomes that of its session, and it is in the foreground: as a shell starts a program.
+            # The terminal becomes that of the session, with the program in the foreground, as when a shell starts a
+            # program.
             preexec_fn=self._take_terminal,  # noqa: PLW1509  # It calls one ioctl, and starts no thread.
         )
 
@@ -106,13 +110,13 @@ class Terminal:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
-        # Whoever still writes to the terminal must not keep its end from us.
+        # Drain first: a process that still writes to the terminal must not delay its end.
         self._drain()
         self.process.wait(SECONDS_MAX)
         os.close(self.slave)
         os.close(self._fd)
 
-    # -- what is seen ------------------------------------------------------------------------------------------------
+    # -- observation -------------------------------------------------------------------------------------------------
     @property
     def lines(self) -> list[str]:
         self.look()
@@ -124,7 +128,7 @@ class Terminal:
 
     @property
     def words(self) -> str:
-        """All that was ever said, without what a terminal obeys."""
+        """Return all output so far, without control sequences."""
         self.look()
         return _SEQUENCE.sub("", self.said.decode(errors="replace")).replace("\r\n", "\n")
 
@@ -137,7 +141,7 @@ class Terminal:
         return int(self.screen.cursor.x)
 
     def look(self, seconds: float = 0.0) -> bool:
-        """Take what is there, or comes within so long. False: nothing was."""
+        """Read the available output, or wait up to `seconds` for some. Return whether there was any."""
         is_any = False
         while select.select([self._fd], [], [], 0.0 if is_any else seconds)[0]:
             try:
@@ -160,17 +164,17 @@ class Terminal:
                 assert is_so(), f"{what} never came, and it is over ({self.process.returncode}):\n{self.words}"
 
     def wait_text(self, text: str) -> None:
-        """On the screen now."""
+        """Wait for a text on the current screen."""
         self.wait(lambda: text in self.text, repr(text))
 
     def wait_no_text(self, text: str) -> None:
         self.wait(lambda: text not in self.text, f"a screen without {text!r}")
 
     def wait_said(self, text: str) -> None:
-        """At any time, also if it is no longer on the screen."""
+        """Wait for a text in all output, also if it has left the screen."""
         self.wait(lambda: text in self.words, repr(text))
 
-    # -- what is done ------------------------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------------------------
     def type(self, keys: str) -> None:
         data = keys.encode()
         while data:
@@ -178,13 +182,13 @@ class Terminal:
             data = data[os.write(self._fd, data[:1024]) :]
 
     def resize(self, columns: int, rows: int) -> None:
-        """As a window does it: the kernel tells the foreground."""
+        """Resize as a window does: the kernel signals the foreground group."""
         self.look()
         self.screen.resize(rows, columns)
         self._size(columns, rows)
 
     def end(self) -> int:
-        """Waits for its end; the exit code. The terminal is as it was, else it is not over."""
+        """Wait for the exit and return its code. The program must have restored the terminal."""
         deadline = time.monotonic() + SECONDS_MAX
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"it does not end; the screen:\n{self.text}"
@@ -205,7 +209,7 @@ class Terminal:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Those that work there: agents and what they have started are known by it, whatever they call themselves."""
+    """Return the processes whose working folder is this one: agents and their children, whatever their names."""
     found: list[int] = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -1,4 +1,4 @@
-"""`banksman attach` as somebody sees it who sits at a terminal."""
+"""`banksman attach` from the view of a user at a terminal."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def wait_until(is_so: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + SECONDS_MAX
     while not (found := is_so()):
         assert time.monotonic() < deadline, what
-        time.sleep(0.02)  # A look at the server's state; there is nothing here to wait on.
+        time.sleep(0.02)  # Polls the server's state, because no event reports it here.
     return found
 
 
 def ready(terminal: Terminal) -> None:
-    """There is a line to type in, and it is empty."""
+    """Wait for an empty input line."""
     terminal.wait(lambda: ">" in terminal.lines, "a line to type in")
 
 
@@ -60,7 +60,7 @@ def test_attach_asks_a_typed_line_and_ctrl_d_leaves(served: Served, env: dict[st
     served.outcome(session, served.ask(session, "said before"))
     with Terminal("attach", "talk", env=env) as terminal:
         terminal.wait_text("talk, claude, idle")
-        # What was said is there, once.
+        # The earlier text is there, once.
         terminal.wait_text("> said before\nsaid before\ndone, $")
         terminal.type(f"hello there{ENTER}")
         terminal.wait_text("> hello there\nhello there\ndone, $")
@@ -87,7 +87,7 @@ def test_attach_keeps_the_typed_line_while_output_arrives(served: Served, env: d
         terminal.wait_text("done, $")
         lines = [line for line in terminal.lines if line]
         assert lines[-1] == "> half a line"
-        # Everything that was said is there, on lines of its own, and not a letter of what was typed among it.
+        # All output is there, on separate lines, without a letter of the typed line in it.
         assert terminal.text.count("half") == 1
         rows = terminal.screen.display
         ticks = rows[terminal.lines.index("all") - 4 : terminal.lines.index("all")]
@@ -116,7 +116,7 @@ def test_attach_line_can_be_edited(served: Served, env: dict[str, str]) -> None:
         wait_line("> one dRei")
         terminal.type(CTRL_A + "日本 ")
         terminal.wait(lambda: "one dRei" in line() and "日" in line(), "wide letters")
-        # The cursor is where a letter would come: after two letters of two columns each, and a space.
+        # The cursor is at the place of the next letter: after two letters of two columns each, and a space.
         terminal.wait(lambda: terminal.cursor_column == len("> ") + 5, "the cursor")
         terminal.type(CTRL_U)
         wait_line("> one dRei")
@@ -164,7 +164,7 @@ def test_attach_question_shows_code_and_marks_the_agents_words(served: Served, e
         assert [line for line in terminal.lines if line.startswith(("│", "┊"))] == shown
         terminal.type("d")
         terminal.wait_text("— allow? deny, by answer")
-        # What was decided stays to be read.
+        # The decided question stays readable.
         assert [line for line in terminal.lines if line.startswith(("│", "┊"))] == shown
         terminal.type(CTRL_D)
         assert terminal.end() == 0
@@ -317,7 +317,7 @@ def test_attach_can_be_suspended_and_resumed(served: Served, env: dict[str, str]
         terminal.wait_text("> kept")
         terminal.type(CTRL_Z)
         terminal.wait_text("Stopped")
-        # The shell has a terminal that echoes, and works by lines.
+        # The shell has a terminal with echo and line mode.
         terminal.type(f"echo $((40 + 2)); fg{ENTER}")
         terminal.wait_text("\n42\n")
         terminal.wait(lambda: terminal.cursor_line == "> kept", "the line again")

@@ -1,4 +1,4 @@
-"""The same without a server: the host is inside of the verb, and ends with it."""
+"""`run` and `attach` without a server: the host is embedded in the verb, and ends with it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_run_ctrl_c_stops_the_turn_and_twice_ends_it(env: dict[str, str], folder
             terminal.type(CTRL_C)
         assert terminal.end() == 130
         assert "Traceback" not in terminal.words
-    # Our own process was there too, and is gone as well.
+    # The verb itself ran in this folder too, and is gone as well.
     assert processes_in(folder) == []
 
 

@@ -1,4 +1,4 @@
-"""What the terminal's verbs are made of, by themselves: widths, keys, the line, questions, the table, what is told."""
+"""Parts of the terminal verbs: widths, keys, the line editor, questions, the session table, and shown events."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_line_editor_handles_the_usual_keys() -> None:
     assert typed(LineEditor(), "one two  ", KeyPress("erase-word")).text == "one "
     assert typed(LineEditor(), "one two", KeyPress("word-left"), KeyPress("erase-right")).text == "one "
     assert typed(LineEditor(), "one two", KeyPress("word-left"), KeyPress("erase-line")).text == "two"
-    # A letter with a mark on it is one letter.
+    # A letter with a combining mark is one letter.
     assert typed(LineEditor(), "ae\u0301", KeyPress("backspace")).text == "a"
     assert typed(LineEditor(), Pasted("a\r\nb\rc")).text == "a\nb\nc"
 
@@ -238,9 +238,9 @@ def test_session_table_drops_columns_in_the_documented_order() -> None:
     assert [word for each in gone for word in each if word in expected][: len(expected)] == expected
 
 
-# -- what is told ----------------------------------------------------------------------------------------------------
+# -- shown events ----------------------------------------------------------------------------------------------------
 class Noted:
-    """A screen that only remembers."""
+    """A screen that only records."""
 
     is_roomy = is_watched = True
 
@@ -341,7 +341,7 @@ def test_words_for_times_and_tokens_are_readable() -> None:
 
 # -- the loop --------------------------------------------------------------------------------------------------------
 class Pipe(keyboard.Keyboard):
-    """A keyboard that somebody types on by writing to `typing`."""
+    """A keyboard on which a test types by writing to `typing`."""
 
     def __init__(self) -> None:
         self.fd, self.typing = os.pipe()
@@ -354,7 +354,7 @@ class Pipe(keyboard.Keyboard):
 
 
 def test_question_whose_answer_was_not_sent_is_asked_again(capsys: pytest.CaptureFixture[str]) -> None:
-    """Really not: nobody listens there."""
+    """The answer really cannot be sent: no server listens there."""
     with socket.create_server(("127.0.0.1", 0)) as gone:
         place = named(f"http://127.0.0.1:{gone.getsockname()[1]}")
     client = Client(lambda: place)
@@ -371,7 +371,7 @@ def test_question_whose_answer_was_not_sent_is_asked_again(capsys: pytest.Captur
         told = capsys.readouterr().err
         assert "cannot answer the question" in told
         assert told.count("Bash — allow?") == 2
-        # It counts again; and one that was answered meanwhile does not.
+        # The answer counts again, and one that was given meanwhile elsewhere does not.
         watch._take(Typed("a"))  # pyright: ignore[reportPrivateUsage]
         watch._answered({"question": "q", "answer": "allow", "by": "me"})  # pyright: ignore[reportPrivateUsage]
         (done,) = loop.things(10)
@@ -390,7 +390,7 @@ def test_screen_loop_hears_keys_while_events_never_end() -> None:
         os.write(pipe.typing, b"q")
         seen: list[object] = []
         for _ in range(10):
-            # The screen is slower than they come: there is always something to be shown.
+            # The screen is slower than the events: there is always one to show.
             while not loop._posted:  # pyright: ignore[reportPrivateUsage]
                 time.sleep(0.001)
             seen += loop.things(None)

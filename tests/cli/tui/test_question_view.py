@@ -1,4 +1,4 @@
-"""What a person sees of what is to be approved: all of it."""
+"""The view of a question shows the user everything that is to be approved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def asked(tool: str = "Bash", **members: Any) -> dict[str, Any]:
 
 
 def letters(value: Any) -> str:
-    """What has a shape, of every string in it."""
+    """Return the visible letters of every string in the value."""
     match value:
         case str():
             return re.sub(r"\s|\\\\.", "", as_line(value))

@@ -1,4 +1,4 @@
-"""`banksman run` as somebody sees it who sits at a terminal."""
+"""`banksman run` from the view of a user at a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.kit import Served
 from banksman.testing import fake_agent
 
 AGENT = ("--", *fake_agent.command())
-# Sequences that clear the screen, go to its corner, rename the window, turn the text round, and ring.
+# Sequences that clear the screen, move the cursor, rename the window, reverse the text, and ring the bell.
 HOSTILE = "\x1b[2J\x1b[H\x1b]0;mine\x07\x9b31m\u202erts\x07 after"
 
 
@@ -33,7 +33,7 @@ def piped(env: dict[str, str], *words: str, **options: Any) -> subprocess.Comple
 
 
 def last_event(served: Served) -> str:
-    """Of the session that was opened last."""
+    """Return the kind of the last event of the session that was opened last."""
     session = sessions(served)[-1]
     return served.get(f"/v1/sessions/{session['id']}/events?after={session['seq'] - 1}")["events"][-1]["kind"]
 
@@ -50,7 +50,7 @@ def test_run_shows_text_as_it_is_said_and_once(env: dict[str, str], folder: Path
         gate.touch()
         assert terminal.end() == 0
         assert "word0 word1 word2 \n# Title\n*not* `marked`\n" in terminal.words
-        # Once: of what came in pieces the whole is not told again.
+        # Once: text that came in pieces is not shown again as a whole.
         assert terminal.words.count("word1") == 1
         assert "done, $" in terminal.words
 
@@ -75,7 +75,7 @@ def test_run_shows_a_tool_as_one_line_with_its_time(env: dict[str, str], folder:
     gate = folder / "gate"
     prompt = f'@@tool_use Bash {{"command": "make test"}}\n@@wait {gate}\n@@tool_result ok\n@@say over'
     with Terminal("run", "claude", prompt, *AGENT, env=env, cwd=folder) as terminal:
-        # While it runs, the line that moves says what is going on.
+        # While the tool runs, the status line names it.
         terminal.wait(lambda: any("Bash: make test" in line and "Ctrl-C" in line for line in terminal.lines), "status")
         gate.touch()
         assert terminal.end() == 0
@@ -106,7 +106,7 @@ def test_run_ctrl_c_twice_ends_session_and_whole_tree(env: dict[str, str], folde
         terminal.type(CTRL_C)
         assert terminal.end() == 130
         assert "Traceback" not in terminal.words
-        # Neither the receipt nor the outcome was waited for.
+        # The verb waited neither for the receipt nor for the outcome.
         assert "stopped, by" not in terminal.words
     assert processes_in(folder) == []
     assert last_event(served) == "session.closed"
@@ -126,7 +126,7 @@ def test_run_stays_readable_on_a_narrow_terminal(env: dict[str, str], folder: Pa
         ]
         gate.touch()
         assert terminal.end() == 0
-        # Words are whole; what is wrapped is indented.
+        # Words are whole, and wrapped lines are indented.
         assert any(line.startswith("✓ Bash: make") for line in terminal.lines)
         assert all(len(line) <= columns for line in terminal.lines)
 
@@ -205,7 +205,7 @@ def test_run_escapes_terminal_sequences_of_the_agent(env: dict[str, str], folder
 @pytest.mark.thorough
 @pytest.mark.parametrize("more", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_run_prints_no_sequence_when_colour_is_off(env: dict[str, str], folder: Path, more: dict[str, str]) -> None:
-    # Silent for longer than it takes to be told what is going on.
+    # Silent for longer than the delay of the status line.
     prompt = '@@tool_use Bash {"command": "x"}\n@@stream 2 1.5\n@@tool_result ok\n@@say over'
     with Terminal("run", "claude", prompt, *AGENT, env={**env, **more}, cwd=folder) as terminal:
         assert terminal.end() == 0
@@ -246,7 +246,7 @@ def test_run_timeout_stops_the_turn(env: dict[str, str], folder: Path, served: S
     assert (done.returncode, "by the overall clock" in done.stderr) == (1, True)
     named = piped(env, "run", "claude", "@@hang", "--timeout", "0.5", "--name", "slow", *AGENT, cwd=folder)
     assert (named.returncode, "stopped, by boundary" in named.stderr) == (1, True)
-    # It has a name, so it is kept.
+    # A session with a name is kept.
     assert [each["phase"] for each in sessions(served) if each["name"] == "slow"] == ["idle"]
     again = piped(env, "run", "claude", "more", "--name", "slow", *AGENT, cwd=folder)
     assert (again.returncode, again.stdout) == (0, "more\n")

@@ -1,4 +1,4 @@
-"""`banksman top` as somebody sees it who sits at a terminal."""
+"""`banksman top` from the view of a user at a terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row(terminal: Terminal, name: str) -> str:
 
 
 def states(terminal: Terminal) -> list[str]:
-    """In their order, of the rows below the head."""
+    """Return the states of the rows below the head, in their order."""
     lines = terminal.lines
     head = next((at for at, line in enumerate(lines) if line.startswith("STATE")), len(lines))
     return [line.split()[0] for line in lines[head + 1 : -1] if line]
@@ -59,7 +59,7 @@ def test_top_shows_states_live_with_those_that_need_attention_first(fresh: Serve
         terminal.wait(lambda: states(terminal) == ["running", "idle", "idle"], "an answer")
         terminal.type("q")
         assert terminal.end() == 0
-        # The screen is as it was before.
+        # The screen is restored.
         assert terminal.text == ""
 
 
@@ -74,7 +74,7 @@ def test_top_leaves_no_reader_behind_after_an_attach(tmp_path: Path) -> None:
             terminal.type("j")
             for times in range(1, 4):
                 terminal.type(ENTER)
-                # What was said before is still on that screen.
+                # The earlier output is still on that screen.
                 terminal.wait(lambda times=times: terminal.text.count("lazy, claude, idle") == times, "attached")
                 terminal.type(CTRL_D)
                 terminal.wait_text("banksman top")
@@ -87,7 +87,7 @@ def test_top_interrupts_a_turn_after_confirmation(served: Served, env: dict[str,
     session = served.open(name="stopme")
     turn = served.ask(session, "@@hang")
     with Terminal("top", env=env, columns=120) as terminal:
-        # While its process starts it has no turn yet.
+        # While its process starts, the session has no turn yet.
         terminal.wait_text("@@hang")
         terminal.type("i")
         terminal.wait_text("select a session first")
@@ -243,7 +243,7 @@ def test_top_table_fits_the_terminal_and_is_whole_in_a_pipe(served: Served, env:
     served.open(name=name)
     with Terminal("top", "--once", env=env, columns=90) as terminal:
         assert terminal.end() == 0
-        # A letter of two columns is shown in the first of them.
+        # A letter of two columns appears in the first of them.
         assert any("日" in line and "…" in line for line in terminal.lines)
         assert all(width(line) <= 90 for line in terminal.words.splitlines())
     assert name in piped(env).stdout

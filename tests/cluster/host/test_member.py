@@ -1,4 +1,4 @@
-"""Hosts that share a store on real servers: they take, answer, take over, and leave."""
+"""Hosts that share a store on real servers place sessions, answer for them, take them over and leave."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from banksman.testing.nats_servers import Servers
 
 pytestmark = pytest.mark.thorough
 
-# For what only the end of a lease shows. Others have a long one.
+# For tests of an expired lease. The other tests use a long lease.
 LEASE = 5.0
 
 
@@ -42,7 +42,7 @@ async def test_front_end_places_a_session_and_forwards_asks_to_its_host(
         assert name == "one"
         said = await front.ask(session, do="ask", prompt="hello", key="k-1")
         assert (said["host"], said["outcome"]) == ("one", "done")
-        # The same key is the same turn, whoever passes it on.
+        # The same key is the same turn, whichever host forwards it.
         again = await front.ask(session, do="ask", prompt="hello", key="k-1")
         assert again["turn"] == said["turn"]
         assert [each.name for each in front.cluster.hosts.all()] == ["front", "one"]
@@ -74,7 +74,7 @@ async def test_host_takes_no_more_sessions_than_its_room(nats_one: Servers, pref
         with pytest.raises(NoOwner):
             await front.cluster.placement.place("s-more", [], b"{}", timeout=0.5)
         assert (one.member.used, two.member.used) == (2, 3)
-        # One that is closed makes room.
+        # A closed session makes room.
         await front.ask(placed[0].result()[0], do="close")
         assert (await front.place(tmp_path))[1] == names[0]
 
@@ -82,21 +82,21 @@ async def test_host_takes_no_more_sessions_than_its_room(nats_one: Servers, pref
 async def test_sessions_of_killed_host_continue_elsewhere(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # By the news of its death, and not by a look now and then.
+    # The announcement of the death triggers the take-over, not the periodic scan.
     monkeypatch.setattr(takeover, "LOOK_LEASES", 1000.0)
     url = store(nats_one, prefix)
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(here(url, "front"))
         old = await stack.enter_async_context(there(url, "old", room=8))
         for _ in range(6):
-            # Who only reads is a host too, and takes no part in it.
+            # A host that only reads takes no part in the take-over.
             reader = await stack.enter_async_context(Host(url))
             await reader.ready()
         sessions = [(await front.place(tmp_path))[0] for _ in range(3)]
         for session in sessions:
             assert (await front.ask(session, do="ask", prompt="first", key="1"))["host"] == "old"
         async with here(url, "new", room=8):
-            # One has a turn that runs and one that waits behind it; the others rest.
+            # The first session has a running turn and a waiting ask. The others are idle.
             mark = tmp_path / "reached"
             await front.ask(sessions[0], do="put", prompt=f"second\n@@touch {mark}\n@@hang")
             await until(mark.exists)
@@ -117,7 +117,7 @@ async def test_sessions_of_killed_host_continue_elsewhere(
 
 
 async def test_session_of_host_that_died_unobserved_is_found(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
-    """Nobody was there to hear of its death."""
+    """No other host was running when it died."""
     url = store(nats_one, prefix, LEASE)
     async with there(url, "old", room=1) as old:
         async with here(url, "front") as front:
@@ -140,7 +140,7 @@ async def test_frozen_host_loses_its_session_and_its_late_writes(
             said = await front.ask(session, do="ask", prompt="second", key="2")
             assert (said["host"], said["outcome"]) == ("new", "done")
             old.process.send_signal(signal.SIGCONT)
-            # It has begun anew when it is there under another id.
+            # The host has registered again when it appears under another id.
             await until(lambda: any(each.name == "old" and each.id != old.id for each in front.cluster.hosts.all()))
             for number in range(10):
                 said = await front.ask(session, do="ask", prompt="more", key=f"more-{number}")
@@ -151,7 +151,7 @@ async def test_frozen_host_loses_its_session_and_its_late_writes(
 async def test_drained_host_hands_over_its_sessions_and_waiting_asks(
     nats_one: Servers, prefix: str, tmp_path: Path
 ) -> None:
-    # So long that nobody would find by itself what is passed on.
+    # The lease is so long that no host finds the released sessions by its scan.
     url = store(nats_one, prefix, 60)
     async with here(url, "front") as front, here(url, "old", room=8) as old:
         sessions = [(await front.place(tmp_path))[0] for _ in range(3)]
@@ -162,7 +162,7 @@ async def test_drained_host_hands_over_its_sessions_and_waiting_asks(
         draining = asyncio.create_task(old.member.drain())
         await until(lambda: any(each.name == "old" and each.is_draining for each in front.cluster.hosts.all()))
         async with here(url, "new", room=8) as new:
-            # Those that rest are passed on at once. The one that works comes to its end first.
+            # Idle sessions are handed over immediately. The busy session finishes its turn first.
             await until(lambda: new.member.used == 2)
             assert not draining.done()
             go_on.touch()
@@ -176,7 +176,7 @@ async def test_drained_host_hands_over_its_sessions_and_waiting_asks(
             assert all_kinds.count(kinds.SESSION_LEFT) == 1
             assert kinds.SESSION_CLOSED not in all_kinds
             assert all_kinds.count(kinds.TURN_ENDED) == 3
-            # Nothing new is taken by who leaves.
+            # A draining host takes no new session.
             assert (await front.place(tmp_path))[1] == "new"
 
 
@@ -192,7 +192,7 @@ async def test_session_closed_while_its_host_drains_stays_closed(
         draining = asyncio.create_task(old.member.drain())
         async with here(url, "new", room=2) as new:
             await until(lambda: new.member.used == 1)
-            # By hand: who asks over the bus would wait for the next owner.
+            # Close it directly: a request over the bus would wait for the next owner.
             await old.host.session(closed).close()
             await draining
             assert (await read_all(front, closed))[-1] == kinds.SESSION_CLOSED
@@ -280,7 +280,7 @@ async def test_session_is_offered_when_drain_overlaps_another_open(
 
 
 async def test_session_left_and_never_offered_is_found(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
-    """Whoever drains may die between the two: then it is seen by those who look, once in a lease."""
+    """The draining host may die between the two steps. Then the scan, once per lease, finds the session."""
     url = store(nats_one, prefix, LEASE)
     async with here(url, "front") as front, here(url, "one", room=1) as one:
         session, _ = await front.place(tmp_path)
@@ -290,7 +290,7 @@ async def test_session_left_and_never_offered_is_found(nats_one: Servers, prefix
 
 
 async def test_host_without_lease_stops_and_registers_anew(nats_one: Servers, prefix: str, tmp_path: Path) -> None:
-    """Its own clock says so: the servers may still believe in it."""
+    """The host's own clock ends the lease, while the servers may still consider it valid."""
     url = store(nats_one, prefix, LEASE)
     async with here(url, "front") as front, here(url, "one", room=4) as one:
         session, _ = await front.place(tmp_path)
@@ -301,7 +301,7 @@ async def test_host_without_lease_stops_and_registers_anew(nats_one: Servers, pr
         finally:
             await asyncio.to_thread(nats_one.cont, 0)
         await until(lambda: not one.host.our_sessions() or one.host.our_sessions()[0].is_closed)
-        # It is taken over again, by whoever comes first: here there is nobody but itself.
+        # The first host that comes takes the session over; here it is the same host.
         said = await front.ask(session, do="ask", prompt="hello", key="1")
         assert (said["host"], said["outcome"]) == ("one", "done")
         assert await front.cluster.bus.ask_owner(f"host:{one.cluster.hosts.id}", b'{"do": "who"}', timeout=SECONDS_MAX)
@@ -310,7 +310,7 @@ async def test_host_without_lease_stops_and_registers_anew(nats_one: Servers, pr
 async def test_node_death_loses_no_session_and_placement_continues(
     nats_three: Servers, prefix: str, tmp_path: Path
 ) -> None:
-    """The one that leads the queues, which others have to agree about first."""
+    """The node that dies leads the queues, so the other nodes must elect a leader first."""
     url = store(nats_three, prefix, 15)
     async with here(url, "front") as front, here(url, "one", room=4) as one:
         before = one.cluster.hosts.id

@@ -1,4 +1,4 @@
-"""A session that nobody has, and what its log says of it: whether somebody is to go on with it."""
+"""Decide from the log of an unowned session whether a host must continue it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from banksman.testing import fake_agent
 
 
 async def said(*prompts: str, is_closed: bool = False) -> list[Entry]:
-    """What a host has written up to the moment in which it dies."""
+    """Return the entries that a host has written up to the moment of its death."""
     async with Host("memory:") as host:
         session = await host.open("claude", command=fake_agent.command(), options=QUICK)
         for prompt in prompts:
@@ -42,7 +42,7 @@ async def test_released_claim_does_not_end_open_turns(prompts: list[str], is_clo
     writer = await Writer.claim(log)
     await writer.commit(*await said(*prompts, is_closed=is_closed))
     writer.release()
-    # As a host that took it over, and failed before it had settled anything.
+    # As a host that took the session over and failed before it settled any turn.
     log.release("s", await log.claim("s"))
     assert await is_to_go_on(log, known(log)) is expected
     await log.close()

@@ -1,4 +1,4 @@
-"""What no death tells of: sessions that nobody has and that are to go on, and those that are ours by record alone."""
+"""The scan finds sessions that no death announces: unowned ones with work left, and ones owned by record alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def log_of(member: Here) -> ClusterLog:
 
 
 async def left(member: Here, folder: Path) -> str:
-    """A session that has left its host, and was offered to nobody."""
+    """Return a session that has left its host and was offered to no other."""
     session = await member.host.open("claude", cwd=str(folder), command=command(folder))
     await session.leave()
     assert [event.kind async for event in session.events()][-1] == SESSION_LEFT
@@ -50,10 +50,10 @@ def test_scan_releases_a_session_owned_by_record_alone_only_after_grace() -> Non
     assert strays.look([mine, others], [], 0.0) == []
     assert strays.look([mine, others], [], grace - 0.1) == []
     assert strays.look([mine, others], [], grace) == [mine]
-    # One that is open here; and what was seen of it before that counts for nothing afterwards.
+    # A session that is open here is not a stray, and its earlier sighting does not count afterwards.
     assert strays.look([mine], ["s-1"], grace + 1) == []
     assert strays.look([mine], [], grace + 2) == []
-    # Claimed meanwhile, it is another opening.
+    # A claim meanwhile makes it another opening.
     again = known("s-1", 2)
     assert strays.look([again], [], 2 * grace + 2) == []
     assert strays.look([again], [], 3 * grace + 2) == [again]
@@ -80,17 +80,18 @@ def test_draining_hosts_and_readers_speak_for_no_session() -> None:
 async def test_session_owned_by_record_alone_is_released(
     how: str, nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a host that lives nobody takes it over: it would be nobody's for as long."""
+    """No host takes over a session of a live host, so the session would stay without an owner."""
     url = store(nats_one, prefix)
     async with here(url, "one", room=1) as one, here(url, "two", room=1) as two:
         log = log_of(one)
         if how == "recorded":
-            # The record, and nothing in the host's own memory: as after a release that was not heard.
+            # The record alone, without the host's own memory: as after a release that was lost.
             await log._ownership.claim("s-1", None, "claude")  # pyright: ignore[reportPrivateUsage]
         else:
             await log.claim("s-1", agent="claude")
         if how == "advanced":
-            # Raised by an advance that was not answered, and so released under the one before, which is not it.
+            # An unanswered advance raised the epoch. The release then names the epoch before, which is not the current
+            # one.
             owned_epoch = log._lines.owned_epoch_of("s-1")  # pyright: ignore[reportPrivateUsage]
             assert owned_epoch is not None
             before = owned_epoch.record
@@ -104,7 +105,7 @@ async def test_session_owned_by_record_alone_is_released(
 
 
 async def test_late_release_does_not_end_a_newer_claim(nats_one: Servers, prefix: str) -> None:
-    """What was seen of a stray is of one epoch; whoever has claimed it since has another."""
+    """A stray is seen under one epoch. A later claim has another epoch."""
     async with here(store(nats_one, prefix), "one", room=1) as one:
         log = log_of(one)
         await log._ownership.claim("s-1", None, "claude")  # pyright: ignore[reportPrivateUsage]
@@ -143,7 +144,7 @@ async def test_scan_is_not_held_up_by_sessions_of_other_speakers(
         some = [known(f"s-{number}", 1) for number in range(5)]
         looked_at = [[each.id for each in all_of_them._next_of(some)] for _ in range(3)]  # pyright: ignore[reportPrivateUsage]
         assert looked_at == [["s-0", "s-1"], ["s-2", "s-3"], ["s-4", "s-0"]]
-        # What changed lately is looked at besides.
+        # The scan also looks at sessions that changed lately.
         late = known("s-9", 1)._replace(changed=time.time())
         assert [each.id for each in all_of_them._next_of([*some, late])] == ["s-9", "s-1", "s-2"]  # pyright: ignore[reportPrivateUsage]
 
@@ -159,7 +160,7 @@ async def test_session_whose_job_was_lost_is_offered_again(nats_one: Servers, pr
             return "error" not in found and found["state"]["messages"] == 1
 
         await until(is_offered)
-        # Nobody has room, for hours.
+        # No host has room for hours.
         await nats.api(f"STREAM.PURGE.{prefix}-work", {})
         await until(is_offered)
         await nats.api(f"STREAM.DELETE.{prefix}-work", {})

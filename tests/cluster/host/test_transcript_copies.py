@@ -1,4 +1,7 @@
-"""What a take-over brings along: the agent's own transcript. Two homes, as of two machines."""
+"""A take-over brings the agent's own transcript along.
+
+Two home folders stand for two machines.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ HOW: dict[str, Any] = {"command": fake_agent.command(remembers_at_home=True), "o
 
 @pytest.fixture
 def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Of the first host, which is another process, and of whoever is in this one."""
+    """Homes of the first host, which is another process, and of the hosts in this process."""
     monkeypatch.delenv("CLAUDE_CONFIG_DIR", raising=False)
     homes = tmp_path / "home-1", tmp_path / "home-2"
     for home in homes:
@@ -53,7 +56,7 @@ def kept_by(home: Path) -> list[Path]:
 
 
 def remembered(events: list[Event]) -> list[str]:
-    """What the agent said last, when it was asked for all prompts that it knows."""
+    """Return the prompts in the agent's last answer, which lists every prompt that it knows."""
     said: list[str] = json.loads(bodies(events, kinds.TURN_ENDED)[-1]["text"])
     return [prompt.partition("\n")[0] for prompt in said]
 
@@ -64,7 +67,7 @@ async def copied(front: Here, session: str, turn: str) -> TranscriptHead:
             data = await front.cluster.transcripts.get(session)
             if data is not None and (head := unpack(data)[0]).turn == turn:
                 return head
-            await asyncio.sleep(0.02)  # Nobody tells when it is there.
+            await asyncio.sleep(0.02)  # No event announces the copy.
 
 
 async def test_takeover_host_resumes_the_conversation_from_the_transcript_copy(
@@ -99,7 +102,7 @@ async def test_takeover_host_resumes_the_conversation_from_the_transcript_copy(
 async def test_takeover_without_a_transcript_copy_logs_context_lost(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
-    """Both hosts are told not to copy: the one that has it does not give it, and what was there would not be taken."""
+    """Both hosts have copying switched off: the old owner stores no copy, and the new one would not use one."""
     url = store(nats_one, prefix)
     async with here(url, "front") as front, there(url, "old", room=1, home=homes[0], mirrors=False) as old:
         session, _ = await front.place(tmp_path, **HOW)
@@ -121,13 +124,13 @@ async def test_takeover_without_a_transcript_copy_logs_context_lost(
 async def test_takeover_reports_turns_missing_from_the_transcript_copy(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
-    """Its host dies in the middle of a turn: that one is not in the copy, and its outcome is unknown."""
+    """The host dies in the middle of a turn: the copy lacks that turn, and its outcome is unknown."""
     url = store(nats_one, prefix)
     async with here(url, "front") as front, there(url, "old", room=1, home=homes[0]) as old:
         session, _ = await front.place(tmp_path, **HOW)
         first = await front.ask(session, do="ask", prompt="first", key="1")
         await copied(front, session, first["turn"])
-        # As if nothing that came later had arrived.
+        # Put the older copy back, as if no later copy had arrived.
         data = await front.cluster.transcripts.get(session)
         assert data is not None
         await front.ask(session, do="ask", prompt="second", key="2")
@@ -151,7 +154,7 @@ async def test_takeover_reports_turns_missing_from_the_transcript_copy(
 async def test_returning_host_resumes_with_what_was_said_elsewhere(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:
-    """It left a transcript here that has grown elsewhere since."""
+    """The host still has its old transcript, which has grown elsewhere since."""
     url = store(nats_one, prefix, 60)
     async with here(url, "front") as front:
         async with here(url, "one", room=1) as one:
@@ -219,7 +222,7 @@ async def test_transcript_that_is_too_long_is_not_copied_and_the_turn_ends_well(
         for prompt in ("a" * 200, "b" * 200):
             assert (await (await session.ask(prompt)).outcome()).kind.value == "done"
         await until(lambda: [line for line in caplog.messages if "cannot copy its transcript" in line])
-    # Said once, and not after each turn.
+    # The host logs it once and not after each turn.
     assert len([line for line in caplog.messages if "cannot copy its transcript" in line]) == 1
     async with here(store(nats_one, prefix), "two") as two:
         assert await two.cluster.transcripts.get(session.id) is None
@@ -250,7 +253,7 @@ def test_transcript_moves_with_a_drain_unless_mirroring_is_off(
     monkeypatch: pytest.MonkeyPatch,
     mirrors: bool,
 ) -> None:
-    """With hosts and a front end as a user starts them."""
+    """The hosts and the front end run as a user starts them."""
     with fleet(tmp_path, nats_one, prefix) as many:
         monkeypatch.setenv("HOME", str(homes[0]))
         old = many.host("old", mirror_transcripts=mirrors)
@@ -267,7 +270,7 @@ def test_transcript_moves_with_a_drain_unless_mirroring_is_off(
         assert all_kinds.count(kinds.SESSION_CONTEXT_LOST) == int(not mirrors)
 
 
-# -- the place ---------------------------------------------------------------------------------------------------------
+# -- the path ----------------------------------------------------------------------------------------------------------
 ENV = {b"HOME": b"/home/u"}
 
 
@@ -277,7 +280,7 @@ def test_transcript_path_is_the_one_claude_uses() -> None:
     assert found == Path("/home/u/.claude/projects/-tmp-agents-ws-d-x/c-1.jsonl")
     moved = profile.transcript_path(patterns, cwd="/", conversation="c-1", env={**ENV, b"CLAUDE_CONFIG_DIR": b"/etc/c"})
     assert moved == Path("/etc/c/projects/-/c-1.jsonl")
-    # Nobody but Claude can make the name of a folder that is longer.
+    # Only Claude can build the name of a longer folder.
     assert profile.transcript_path(patterns, cwd="/" + "x" * 200, conversation="c-1", env=ENV) is None
     assert profile.transcript_path(patterns, cwd="/", conversation="c-1", env={}) is None
     assert profile.transcript_path(patterns, cwd="/", conversation="c-1", env={b"HOME": b"relative"}) is None
@@ -324,11 +327,11 @@ def test_transcript_write_replaces_only_an_older_copy(tmp_path: Path) -> None:
     ]
     assert path.stat().st_mtime_ns == 5
     assert write(path, head_of(b"1\n", 9), b"1\n") is CopyResult.SAME
-    # It goes on from what is there, whatever the two clocks say.
+    # The copy extends the existing file, whatever the two clocks say.
     assert write(path, head_of(b"1\n2\n", 1), b"1\n2\n") is CopyResult.WRITTEN
-    # What is there goes on from it.
+    # The existing file extends the copy.
     assert write(path, head_of(b"1\n", 9), b"1\n") is CopyResult.KEPT
-    # They differ: the newer one is kept.
+    # The two differ: the newer file is kept.
     os.utime(path, ns=(5, 5))
     assert write(path, head_of(b"3\n", 4), b"3\n") is CopyResult.KEPT
     assert write(path, head_of(b"3\n", 6), b"3\n") is CopyResult.WRITTEN

@@ -1,4 +1,4 @@
-"""One session whose log holds what is none of ours, seen through a front end: it says so, and the others go on."""
+"""A front end reports a session whose log holds a foreign message, and serves the other sessions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_damaged_session_answers_store_damaged_and_others_continue(nats_one: Ser
         assert front.outcome(well, front.ask(well, "again"))["kind"] == "done"
         with front.stream("/v1/events") as stream:
             assert {sent.data["session"] for sent in stream.until_live()} == {hurt, well}
-        # Nor does another host take it, and it says why.
+        # No other host takes it either, and the answer gives the reason.
         many.lose(host, front)
         many.host("next")
         assert front.outcome(well, front.ask(well, "there"))["kind"] == "done"
@@ -70,7 +70,7 @@ def test_second_delete_over_http_removes_what_the_first_left(nats_one: Servers, 
         front = many.front()
         session = front.open({})
         assert front.request("DELETE", f"/v1/sessions/{session}").status == 200
-        # The record goes first: as if the host had died right after this.
+        # A delete removes the record first. This is the state after a host that died right after that.
         asyncio.run(put(many.store, f"{prefix}.rec.session.{token(session)}", b""))
         until(lambda: front.request("GET", f"/v1/sessions/{session}").status == 404, "it is not known any more")
         assert asyncio.run(last_event(many.store, prefix, session)) is not None

@@ -1,4 +1,4 @@
-"""A front end, and the hosts behind it: who is asked, who takes what is new, and what is said if nobody answers."""
+"""A front end forwards requests to the owner, places new sessions, and reports a host that does not answer."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def many(tmp_path: Path, nats_one: Servers) -> Iterator[Fleet]:
 
 @pytest.fixture
 def soon_lost(tmp_path: Path, nats_one: Servers) -> Iterator[Fleet]:
-    """A front end waits for a host that is silent, or has no room, as long as a lease lasts."""
+    """A short lease: a front end waits one lease for a host that is silent or has no room."""
     with fleet(tmp_path, nats_one, some_prefix(), lease=15) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def fronts(tmp_path_factory: pytest.TempPathFactory, nats_one: Servers) -> Iterator[tuple[Served, Served]]:
-    """Two front ends, and a host `a` behind them, for all tests that end none of the three."""
+    """Two front ends and a host `a` behind them, for all tests that end none of the three."""
     folder = tmp_path_factory.mktemp("fleet")
     with fleet(folder, nats_one, some_prefix()) as found:
         with pytest.MonkeyPatch.context() as patch:
@@ -58,7 +58,7 @@ def fronts(tmp_path_factory: pytest.TempPathFactory, nats_one: Servers) -> Itera
             yield first, second
 
 
-# -- bytes through the application of one process ----------------------------------------------------------------------
+# -- requests through the application of one process -------------------------------------------------------------------
 async def put_through(*requests: ForwardedRequest) -> list[ForwardedResponse]:
     settings = ServerSettings(store="memory:")
     async with Host("memory:") as host:
@@ -88,7 +88,7 @@ async def test_forwarded_request_is_refused_outside_sessions() -> None:
 
 
 async def test_forwarded_request_for_a_stream_gets_a_page() -> None:
-    """Nobody could end it: the one who asks is not seen to leave."""
+    """Nothing could end a forwarded stream: the owner does not see the client disconnect."""
     body = msgspec.json.encode({"command": fake_agent.command({}), "name": "one"})
     _, page = await put_through(
         ForwardedRequest("POST", "/v1/sessions", {"content-type": "application/json"}, body),
@@ -118,7 +118,7 @@ def test_session_on_a_host_is_reachable_through_any_front_end(fronts: tuple[Serv
     before = [each["id"] for each in first.get("/v1/sessions")["sessions"]]
     session = first.open(name="shared")
     assert first.get(f"/v1/sessions/{session}")["host"] == "a"
-    # By its name, and at another front end than it was opened at.
+    # By its name, and at another front end than the one that opened it.
     turn = second.ask("shared", "hello")
     assert second.outcome("shared", turn)["text"] == "hello"
     assert first.outcome(session, turn)["text"] == "hello"
@@ -152,10 +152,10 @@ def test_ask_waits_for_takeover_when_its_host_is_killed(many: Fleet) -> None:
     turn = front.ask(session, "after")
     assert front.outcome(session, turn)["text"] == "after"
     assert front.get(f"/v1/sessions/{session}")["host"] == next(iter(hosts))
-    # Never twice, whatever was sent again.
+    # The turn is queued once, however often the request was sent.
     last = front.get(f"/v1/sessions/{session}")["seq"]
     path = f"/v1/sessions/{session}/events?limit=1000"
-    # The owner's answer may be quicker than the news of what it has stored.
+    # The owner's answer may arrive before the notification of its commit.
     events = until(lambda: found if (found := front.get(path)["events"])[-1]["seq"] >= last else None, "all of it")
     assert [event["kind"] for event in events].count("turn.queued") == 2
 
@@ -172,7 +172,7 @@ def test_session_of_silent_host_is_unreachable_and_not_gone(soon_lost: Fleet) ->
         seen = front.get(f"/v1/sessions/{session}")
         assert (seen["state"], seen["host"]) == ("unreachable", "a")
         assert front.get("/v1/sessions")["sessions"][0]["state"] == "unreachable"
-        # What the log has is told all the same.
+        # The front end still serves what the log has.
         assert front.outcome(session, turn)["text"] == "before"
         refused = front.request("POST", f"/v1/sessions/{session}/turns", {"prompt": "now"})
         assert (refused.status, refused.json["title"]) in ((503, "Unreachable"), (503, "NoHost")), refused
@@ -203,12 +203,12 @@ def test_ask_wakes_an_unowned_session_on_a_host_with_room(many: Fleet) -> None:
     session = front.open(name="asleep")
     assert front.request("DELETE", f"/v1/sessions/{session}").json["phase"] == "closed"
     until(lambda: front.get(f"/v1/sessions/{session}")["host"] is None, "nobody has it")
-    # To close it again, or to stop what runs in it, needs nobody to have it.
+    # Closing it again, or interrupting it, needs no owner.
     assert front.request("DELETE", f"/v1/sessions/{session}").status == 200
     assert front.request("POST", f"/v1/sessions/{session}/interrupt", {}).status == 409
     assert front.outcome(session, front.ask("asleep", "hello"))["text"] == "hello"
     assert front.get(f"/v1/sessions/{session}")["host"] == "a"
-    # The front end itself has none, whatever was asked of it.
+    # The front end takes no session, whatever it forwards.
     assert {host["name"]: host["used"] for host in front.get("/v1/hosts")["hosts"]} == {"a": 1, "front": 0}
 
 
@@ -248,7 +248,7 @@ def test_open_is_refused_with_no_host_when_no_host_has_room(soon_lost: Fleet) ->
     full = front.request("POST", "/v1/sessions", {"command": fake_agent.command({}), "name": "second"})
     assert (full.status, full.json["title"]) == (503, "NoRoom")
     assert "small has 1 of 1" in full.json["detail"]
-    # It was not opened, and will not be.
+    # The session was not opened, and will not be.
     assert [each["name"] for each in front.get("/v1/sessions")["sessions"]] == ["first"]
 
 
@@ -294,7 +294,7 @@ async def test_host_finds_an_unheard_session_by_asking_the_leader(
     store = nats_one.store(some_prefix(), lease=60)
     async with Host(store) as one, Host(store) as other:
         await one.ready()
-        # Deaf to what rings from here on, as one is for a moment that is far from the rest.
+        # Drop every wake-up from here on, like a host that is far from the others for a moment.
         monkeypatch.setattr(StreamMirror, "_on_wakeup", _deaf)
         await other.ready()
         session = await one.open(command=fake_agent.command({}), name="new")

@@ -1,4 +1,4 @@
-"""What callers are told where a host is lost, or the cluster is: nothing that the log does not say afterwards."""
+"""Callers that lose their host or the cluster get answers that agree with the later log."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ def test_waiter_at_host_that_loses_its_lease_gets_the_logged_outcome(tmp_path: P
 
 
 def test_ask_not_started_before_host_loss_runs_elsewhere(tmp_path: Path) -> None:
-    """Its start is in no log, so it was not sent."""
+    """The log has no start of the ask, so its prompt was not sent."""
     script = {"prompt short": ["stream 10 0.05"]}
     with Servers(1) as servers, fleet(tmp_path, servers, some_prefix(), lease=5) as many:
         both = many.front("both", room=4)
         session = both.open(script)
-        # The first turn takes the lease of the conversation. While that is not answered, nothing behind it is noted.
+        # The first turn takes the lease of the conversation. While that lease is unanswered, the journal notes nothing
+        # behind it.
         both.outcome(session, both.ask(session, "first"))
         running, waiting = both.ask(session, "short"), both.ask(session, "waits")
         until(lambda: both.get(f"/v1/sessions/{session}/turns/{running}")["state"] == "running", "it runs")
@@ -66,7 +67,8 @@ def test_ask_not_started_before_host_loss_runs_elsewhere(tmp_path: Path) -> None
             until(lambda: ": lease lost: " in both.log.read_text(encoding="utf-8"), "it is fenced")
         finally:
             servers.cont(0)
-        # Its end waited for the servers in the journal, which was put back before the session was claimed again.
+        # The end of the turn waited in the journal for the servers. The journal was replayed before the session was
+        # claimed again.
         assert both.outcome(session, running)["kind"] == "done"
         assert both.outcome(session, waiting)["text"] == "waits"
 
@@ -116,7 +118,7 @@ def test_cut_off_front_end_answers_unreachable_with_a_key_to_retry(tmp_path: Pat
             assert (refused.status, refused.json["title"]) == (503, "Unreachable"), refused
         finally:
             servers.cont(0)
-        # However often it was sent on, it was sent under this key: it is one turn.
+        # Every forward of the request carried this key, so the ask is one turn.
         headers = {"Idempotency-Key": refused.json["ids"]["key"]}
         again = until(
             lambda: (

@@ -1,4 +1,4 @@
-"""The last host is sent away: what is said of its sessions, who takes them, and who is a host at all."""
+"""The last host drains: the answer about its sessions, the host that takes them next, and the list of hosts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def many(tmp_path: Path, nats_one: Servers) -> Iterator[Fleet]:
         yield found
 
 
-# -- who could take them -----------------------------------------------------------------------------------------------
+# -- hosts that can take them ------------------------------------------------------------------------------------------
 class Seen:
-    """Hosts as they were heard of. The first one is ours."""
+    """Hosts as a view knows them. The first is this process."""
 
     lease_seconds = 2.0
     is_held = True
@@ -78,7 +78,7 @@ def test_takers_match_each_session_to_a_host_with_its_labels() -> None:
 
 
 def test_host_view_shows_own_state_instead_of_its_last_report() -> None:
-    """What we say is heard by us, too, and a moment later."""
+    """A host hears its own report too, and a moment later."""
     heard = HostReport("a-machine")
     found = seen(
         heard, HostReport("other", room=1, used=1), now=HostReport("both", ("gpu",), ("claude",), room=4, used=1)
@@ -100,7 +100,7 @@ def test_queue_left_by_the_last_host_is_listed_and_served_by_the_next(many: Flee
     assert told == {"draining": True, "sessions": 1, "hosts": [], "waiting": 1}
     assert front.outcome(session, running)["kind"] == "done"
     assert last.process.wait(60) == 0
-    # A list has little time to look, and says it when it is asked again.
+    # A list has little time to read logs. It shows the queue in a later listing.
     until(lambda: front.get("/v1/sessions")["sessions"][0]["state"] == "queued", "that somebody waits is seen")
     for shown in (front.get("/v1/sessions")["sessions"][0], front.get(f"/v1/sessions/{session}")):
         assert (shown["state"], shown["host"]) == ("queued", None)

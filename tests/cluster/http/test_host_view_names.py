@@ -1,4 +1,4 @@
-"""Hosts by their names: what each is called from its first word on, and who is meant by a name."""
+"""Names of hosts: the name in the first heartbeat, and the hosts that a name selects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def known_at(id: str) -> KnownSession:
 
 
 class Renamed(Seen):
-    """The second of them is called otherwise by now."""
+    """Hosts of which the second changes its name."""
 
     def rename(self, name: str) -> None:
         self._hosts[1] = self._hosts[1]._replace(name=name)
@@ -51,7 +51,7 @@ def test_host_name_follows_its_latest_report(monkeypatch: pytest.MonkeyPatch) ->
     assert found.name_of(known_at("h-1")) == "machine"
     hosts.rename("blue")
     assert found.name_of(known_at("h-1")) == "blue"
-    # As it was called: its sessions are said to be with it until somebody else has them.
+    # The view keeps the last name: it shows the sessions with that host until another host owns them.
     hosts.leave()
     assert found.name_of(known_at("h-1")) == "blue"
     assert found.name_of(known_at("h-0")) == "ours"

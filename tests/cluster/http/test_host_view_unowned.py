@@ -1,4 +1,4 @@
-"""Sessions that nobody has: one in which an accepted ask waits is not gone, and a list says so at a bounded cost."""
+"""Unowned sessions: one with a waiting ask is listed as queued, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ QUICK = {"eof_grace": 0.0, "grace": 0.3, "linger": 0.0, "drain_seconds": 0.05}
 
 @pytest.fixture(autouse=True)
 def is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is: what is bounded here is the number of looks."""
+    """Give each look enough time on a busy machine: the tests bound the number of looks."""
     monkeypatch.setattr(host_view, "LOOK_SECONDS_MAX", 60.0)
 
 
 async def left(host: Host, name: str, *prompts: str) -> None:
-    """One in which the first ask was stopped as it ran, and the others wait for whoever comes next."""
+    """Leave a session whose first ask was stopped while it ran, and whose other asks wait for the next owner."""
     session = await host.open("claude", command=HANGS, name=name, options=QUICK)
     for prompt in prompts:
         await session.ask(prompt)
@@ -54,7 +54,7 @@ async def test_unowned_session_with_waiting_asks_is_listed_as_queued(tmp_path: P
             "closed": ("gone", []),
             "ours": ("idle", []),
         }
-        # One of them alone says the same.
+        # The status of the single session agrees.
         status = await host.session("waits").look()
         assert (status.phase, status.state, len(status.queue)) == ("asleep", "queued", 2)
 
@@ -68,10 +68,10 @@ async def test_unowned_sessions_are_looked_at_a_few_per_listing(
             await left(host, name, "runs", f"in {name}")
         looks = UnownedSessions(host)
         waits = {"first": ("queued", ["in first"]), "second": ("queued", ["in second"])}
-        # The one that changed last is the one that somebody asks about.
+        # The session that changed last is looked at first: a user most likely asks about it.
         assert await listed(host, looks) == {**waits, "first": ("gone", [])}
         assert await listed(host, looks) == waits
-        # What was read once is not read again, until something happens there.
+        # A session is read again only after it changes.
         monkeypatch.setattr(Session, "look", _not_again)
         assert await listed(host, looks) == waits
 

@@ -1,4 +1,4 @@
-"""What only the log on NATS has to promise: leases, the fence, the journal, what is too large for a message."""
+"""Promises of the NATS log alone: leases, the fence, the journal, and data too large for a message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLAIMERS = 50
 
 
 class Guarded:
-    """Remembers what it was told."""
+    """Records the calls of the log."""
 
     def __init__(self) -> None:
         self.held: list[tuple[float, float]] = []
@@ -77,7 +77,7 @@ async def test_concurrent_claims_of_fifty_hosts_have_one_winner(
         await asyncio.gather(*(log.close() for log in logs))
 
 
-# What is not answered.
+# Unanswered requests.
 
 
 @pytest.mark.thorough
@@ -91,7 +91,7 @@ async def test_unanswered_append_is_stored_exactly_once(tmp_path: Path, prefix: 
                 writer.append(b"a")
                 writer.append(b"b")
                 done = asyncio.ensure_future(writer.answers.all())
-                # Long enough for it to have been sent, given up and sent again, all into the same socket.
+                # Long enough for the append to be sent, given up and sent again, all into the same socket.
                 await asyncio.sleep(2.5)
                 assert not done.done()
             finally:
@@ -120,7 +120,7 @@ async def test_cut_off_host_is_fenced_at_six_tenths_of_its_lease_and_registers_a
                 journal = log._journal  # pyright: ignore[reportPrivateUsage]
                 writer.append(b"unheard")
                 async with asyncio.timeout(10):
-                    while not (await journal.rows())[0]:  # noqa: ASYNC110  Nobody is told of what is in a file.
+                    while not (await journal.rows())[0]:  # noqa: ASYNC110  No event reports the file.
                         await asyncio.sleep(0.01)
                     writer.append(b"waits")
                     while not (await journal.rows())[1]:  # noqa: ASYNC110
@@ -139,7 +139,7 @@ async def test_cut_off_host_is_fenced_at_six_tenths_of_its_lease_and_registers_a
             async with asyncio.timeout(20):
                 await until(lambda: log.hosts.is_held)
             assert log.hosts.id != first
-            # What it had is its own no more, until it is claimed: here by itself, since nobody else was there.
+            # The host has lost its sessions until it claims them again. Here it can, since there was no other host.
             writer.append(b"late")
             assert isinstance(await writer.answers.last(), NotOwner)
             async with asyncio.timeout(20):
@@ -151,8 +151,8 @@ async def test_cut_off_host_is_fenced_at_six_tenths_of_its_lease_and_registers_a
                         await asyncio.sleep(0.1)
             assert again.epoch > writer.epoch
             await again.commit(b"b")
-            # What was on its way was told as failed. It has found its place, before the new claim; and so has what
-            # waited behind it.
+            # The caller got a failure for the append in flight. The append has still found its place before the new
+            # claim, and so has the append behind it.
             assert data(await everything(log)) == [b"a", b"unheard", b"waits", b"b"]
             assert await journal.rows() == ([], [])
 
@@ -160,7 +160,7 @@ async def test_cut_off_host_is_fenced_at_six_tenths_of_its_lease_and_registers_a
 async def test_expired_lease_is_seen_by_other_hosts_which_may_claim_its_session(
     nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
-    """The first handle is one in a process of its own, which is killed."""
+    """The first owner is another process, which is killed."""
     async with opened(nats_one, tmp_path, prefix, lease=LEASE_SECONDS) as log:
         gone: list[str] = []
         log.hosts.on_gone(gone.append)
@@ -189,7 +189,7 @@ async def test_expired_lease_is_seen_by_other_hosts_which_may_claim_its_session(
 async def test_lease_ended_by_the_servers_is_lost_despite_our_clock(
     how: str, nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
-    """As after the sleep of a machine, whose clock stood still; and where somebody has deleted the whole stream."""
+    """As after the sleep of a machine whose clock stood still, and as after an operator deleted the whole stream."""
     async with opened(nats_one, tmp_path, prefix, lease=4) as log:
         guard = Guarded()
         log.guard(guard)
@@ -250,7 +250,7 @@ async def test_journal_of_dead_host_is_replayed_or_becomes_a_report(
     is_claimed: bool, tmp_path: Path, prefix: str
 ) -> None:
     folder = tmp_path / "journals"
-    lease = 10  # A busy machine must not cost the child its lease before it has noted all.
+    lease = 10  # A busy machine must not cost the child its lease before it has noted everything.
     with Servers(1) as servers:
         with _child(servers, folder, prefix, "journal", lease) as child:
             assert child.stdout is not None
@@ -261,7 +261,7 @@ async def test_journal_of_dead_host_is_replayed_or_becomes_a_report(
             child.stdin.flush()
             assert (await asyncio.to_thread(child.stdout.readline)).strip() == b"journalled"
             child.kill()
-        servers.kill(0)  # What the child has sent, and nobody has read, goes with it.
+        servers.kill(0)  # Bytes that the child has sent and the server has not read die with the server.
         servers.restart(0)
         servers.wait_ready()
         if is_claimed:
@@ -308,7 +308,7 @@ async def test_servers_that_lost_acknowledged_events_are_detected_and_append_rep
         assert json.loads(report.read_text())["data"] == "two"
 
 
-# What is too large.
+# Large data.
 
 
 async def test_chunk_too_large_for_a_message_is_read_like_any_other(
@@ -333,7 +333,10 @@ async def test_chunk_too_large_for_a_message_is_read_like_any_other(
 async def test_delete_finishes_what_an_earlier_try_began(
     nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """The record goes first. A second try finds none, and must forget the blobs and the events all the same."""
+    """A delete removes the record first.
+
+    A second attempt finds no record and must still remove the blobs and the events.
+    """
     async with opened(nats_one, tmp_path, prefix) as log, opened(nats_one, tmp_path, prefix) as other:
         writer = Writer(log, "s", await log.claim("s", name="named", agent="claude"), 0)
         await writer.commit(os.urandom(3 << 20))
@@ -366,7 +369,7 @@ async def test_delete_finishes_what_an_earlier_try_began(
         assert await nats.last(f"{prefix}-events", f"{prefix}.ev.s") is None
         blobs = await api(f"STREAM.INFO.OBJ_{prefix}-blobs", {})
         assert blobs["state"]["bytes"] < 1 << 20
-        # The id and the name can be used again, and a late second delete of nothing does no harm.
+        # The id and the name can be used again. A late second delete does no harm.
         await other.delete("s")
         again = Writer(other, "s", await other.claim("s", name="named", agent="claude"), 0)
         await again.commit(b"new")
@@ -376,7 +379,7 @@ async def test_delete_finishes_what_an_earlier_try_began(
 async def test_second_delete_removes_what_the_first_left_and_raises_not_found(
     nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
-    """The record goes first. Whoever tries again does not find the session by then."""
+    """A delete removes the record first, so a second attempt does not find the session."""
     async with Host(nats_one.store(prefix, lease=LEASE_SECONDS)) as host:
         await host.ready()
         log = host.log
@@ -407,7 +410,7 @@ async def test_rename_succeeds_when_its_answer_is_late(
         monkeypatch.setattr(nats, "publish_all", late)
         await log.rename("s", "after", expected="before")
         assert known(log, "s").name == "after"
-        # Without such a try, a name that is another's by now is refused as ever.
+        # Without an unanswered attempt, a rename with an outdated expected name is refused as always.
         with pytest.raises(UsageError):
             await log.rename("s", "after", expected="before")
 
@@ -415,7 +418,10 @@ async def test_rename_succeeds_when_its_answer_is_late(
 async def test_claim_succeeds_when_its_write_arrives_after_it_was_given_up(
     nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It arrives between two looks of the next try: the session is not there yet, and its name is taken already."""
+    """The write arrives between two reads of the next attempt.
+
+    The session is missing still, and its name is taken already.
+    """
     async with opened(nats_one, tmp_path, prefix) as log:
         nats = log._nats  # pyright: ignore[reportPrivateUsage]
         publish_all, last = nats.publish_all, nats.last
@@ -495,7 +501,7 @@ async def test_read_many_waits_for_a_lagging_replica(
         assert not lags
 
 
-# What cannot be.
+# Refusals.
 
 
 async def test_host_with_another_lease_length_is_refused(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
@@ -571,7 +577,7 @@ asyncio.run(main())
 
 
 def _child(servers: Servers, folder: Path, prefix: str, what: str, lease: float) -> subprocess.Popen[bytes]:
-    """A host in a process of its own, for a minute at most."""
+    """Start a host in another process. It lives for a minute at most."""
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, servers.store(prefix, lease=lease), str(folder), what],
         stdin=subprocess.PIPE,

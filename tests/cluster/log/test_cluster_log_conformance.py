@@ -1,4 +1,4 @@
-"""The log on NATS, on one server and on three: all that every engine must do."""
+"""Conformance of the NATS log, on one server and on three, to the contract of every engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from banksman.errors import Unanswered
 from banksman.store.log import Log
 from banksman.testing.nats_servers import Servers
 
-# Before its import, or its asserts would fail without saying what they saw.
+# Before the import: otherwise its asserts fail without their values.
 pytest.register_assert_rewrite("tests.store.conformance")
 
 from tests.store.conformance import LogConformance, SharedLogConformance  # noqa: E402
@@ -39,7 +39,10 @@ class _OnServers:
 
     @pytest.fixture(autouse=True)
     def _leaves_no_stream(self) -> Iterator[None]:
-        """Each stream is a Raft group with heartbeats, on three nodes: thousands of them keep the machine busy."""
+        """Delete the streams of each test.
+
+        Each stream is a Raft group with heartbeats, on three nodes: thousands of them keep the machine busy.
+        """
         type(self).prefixes = []
         yield
         asyncio.run(self._delete_streams())
@@ -50,21 +53,24 @@ class _OnServers:
         try:
             for prefix in dict.fromkeys(self.prefixes):
                 for kind in ("events", "records", "hosts", "work", "blobs"):
-                    with suppress(Unanswered):  # Then it stays, and costs only time.
+                    with suppress(Unanswered):  # Then the stream stays, and costs only time.
                         await nats.api(f"STREAM.DELETE.{prefix}-{kind}", {})
         finally:
             await nats.close()
 
     @pytest.fixture(autouse=True)
     def _believes_a_leader(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No server is killed here. So none is behind, and each answers, however busy the machine is. Of three, one
-        that stands still for a moment may lose its lead, and what it was asked; so they are asked again."""
+        """Expect every server to answer, however busy the machine is.
+
+        No test here kills a server, so no server lags. A leader of three that stalls for a moment may lose its lead and
+        the request. So the log asks again.
+        """
         monkeypatch.setattr(session_directory, "BEHIND_SECONDS_MAX", 0.2)
         monkeypatch.setattr(nats, "ANSWER_SECONDS_MAX", 5.0)
         monkeypatch.setattr(session_ownership, "PATIENCE_SECONDS", 120.0)
 
     async def opened_at(self, prefix: str, *, retained_bytes: int | None = None) -> ClusterLog:
-        # Long: a busy machine must not cost a host its lease where the lease is not what is tried.
+        # Long: a busy machine must not cost a host its lease, because these tests do not test the lease.
         self.prefixes.append(prefix)
         address = parse(self.servers.store(prefix, lease=60))
         log = ClusterLog(address, self.folder, bytes_max=retained_bytes)
@@ -73,7 +79,7 @@ class _OnServers:
 
 
 class _Log(_OnServers, LogConformance):
-    # Each makes its streams anew: `make prove` has them all.
+    # Each example makes new streams. `make prove` runs all of them.
     examples = LogConformance.examples if IS_THOROUGH else 6
 
     async def open_log(self, *, retained_bytes: int | None = None) -> Log:

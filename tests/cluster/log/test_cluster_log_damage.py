@@ -1,4 +1,4 @@
-"""What stands under our subjects and is not ours: it costs the session that it is about, and nobody else."""
+"""Foreign messages under the subjects of a store damage their session and no other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nats_of(log: ClusterLog) -> Nats:
 
 
 async def removed(log: ClusterLog, stream: str, seq: object) -> None:
-    """As the hint says."""
+    """Remove a message as the hint says."""
     assert (await nats_of(log).api(f"STREAM.MSG.DELETE.{stream}", {"seq": seq})).get("success")
 
 
@@ -45,7 +45,7 @@ async def test_foreign_last_message_damages_its_session_until_removed(
         writer = await Writer.claim(log)
         await writer.commit(b"a")
         await nats_of(log).publish(f"{prefix}.ev.s", b"garbage", headers=headers)
-        # Its owner, who keeps it; who reads it; and who would have it next.
+        # The owner that appends, a reader, and the next claimer.
         writer.append(b"b")
         refused = await writer.answers.last()
         assert isinstance(refused, StoreDamaged)
@@ -56,7 +56,7 @@ async def test_foreign_last_message_damages_its_session_until_removed(
         log.release("s", writer.epoch)
         with pytest.raises(StoreDamaged):
             await log.claim("s")
-        # Nobody has it by that.
+        # The failed claim leaves it without an owner.
         await removed(log, f"{prefix}-events", refused.ids["seq"])
         writer = await Writer.claim(another)
         await writer.commit(b"c")
@@ -85,7 +85,7 @@ async def test_read_many_skips_foreign_messages_and_logs_once(
         with caplog.at_level(logging.WARNING, "banksman"):
             for _ in range(3):
                 assert data([placed.event for placed in await everything_placed(another)]) == [b"a", b"b"]
-            # Of nobody's: none of them was a session's.
+            # Foreign subjects: no session has this name.
             assert not caplog.messages
             position = (await another.read_many(None)).position
             waiting = asyncio.ensure_future(another.wait_past_position(position))
@@ -124,11 +124,11 @@ async def test_malformed_session_record_damages_only_its_session(
                 await another.claim("s")
         with pytest.raises(StoreDamaged, match=subject):
             await another.rename("s", "name", expected=None)
-        # Whoever is told why nobody goes on with it is told this, and not that it is gone.
+        # The reason for the missing owner names the damaged record, not a missing session.
         assert subject in (another.stuck_of("s") or "")
         assert another.find("s") is not None
         assert len([text for text in caplog.messages if subject in text]) <= 2, "one of each handle"
-        # Nor does one who comes later say that there is none.
+        # A host that starts later reports damage too, not an unknown session.
         async with opened(nats_one, tmp_path, prefix) as late:
             with pytest.raises(StoreDamaged, match=subject):
                 await late.look_for("s")
@@ -168,7 +168,7 @@ async def test_malformed_epoch_floor_is_damage_until_repaired(nats_one: Servers,
         with pytest.raises(StoreDamaged, match=subject) as caught:
             await log.claim("s2", agent="claude")
         assert f"nats pub {subject} 1000000" in caught.value.hint
-        # Those that are there go on.
+        # Existing sessions continue.
         await writer.commit(b"a")
         await nats_of(log).publish(subject, b"1000000")
         assert await log.claim("s2", agent="claude") == 1_000_001

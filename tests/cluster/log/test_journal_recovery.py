@@ -1,4 +1,4 @@
-"""What waits behind a message that nobody answers for: what of it is noted, and what becomes of the notes."""
+"""Appends queued behind an unacknowledged publish: which of them the journal notes, and how it replays them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPOCH = 3
 
 
 def said(seq: int, *kinds: str, epoch: int = EPOCH) -> QueuedAppend:
-    """Events from this one on, each of them named by its number."""
+    """Return an append of events that start at `seq`; the data of each event is its number."""
     entries = [("t", kind, b"%d" % number) for number, kind in enumerate(kinds, seq)]
     return QueuedAppend(epoch, 0, None, expected_seq=seq - 1, part=MessagePart(1.0, entries))
 
@@ -58,7 +58,7 @@ async def noted(journal: Journal) -> list[int]:
 async def test_journal_notes_appends_behind_overdue_one(tmp_path: Path, calls: list[Call], expected: list[int]) -> None:
     async with behind(tmp_path) as (waiting, journal):
         waiting.note(said(10, UPDATE))
-        assert await noted(journal) == []  # Nothing is overdue yet.
+        assert await noted(journal) == []  # No append is overdue yet.
         waiting.begin(EPOCH, 11, calls[:1])
         for call in calls[1:]:
             waiting.note(call)
@@ -72,8 +72,8 @@ async def test_journal_drops_stored_appends_and_keeps_the_rest(tmp_path: Path) -
         waiting.pass_by(12)
         assert await noted(journal) == [13]
         waiting.note(said(14, UPDATE))
-        assert await noted(journal) == [13]  # Somebody answers again.
-        # Under another epoch it is another's to pass by.
+        assert await noted(journal) == [13]  # The server answers again.
+        # A commit under another epoch does not drop it.
         waiting.begin(EPOCH + 2, 14, [said(14, UPDATE, epoch=EPOCH + 2)])
         waiting.pass_by(20)
         assert await noted(journal) == [13]

@@ -1,4 +1,4 @@
-"""The owner of a session is asked over real servers: who answers, who does not, and what is unknown then."""
+"""Questions to the owner of a session over real servers: answers, silence, timeouts and limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_question_without_owner_fails_at_once(nats_one: Servers, prefix: s
 
 
 async def test_owner_is_reachable_as_soon_as_answer_for_returns(nats_one: Servers, prefix: str) -> None:
-    """A subscription lies in the client's buffer for a while, and what its `flush` says is not true."""
+    """A subscription stays in the client's buffer for a while, and `flush` returns before the server has it."""
     async with lines(nats_one, prefix, 2) as (front, owner):
         for number in range(200):
             await owner.bus.answer_for(f"s-{number}", echo)
@@ -43,7 +43,7 @@ async def test_owner_is_reachable_as_soon_as_answer_for_returns(nats_one: Server
 
 
 async def test_question_given_up_is_not_handled_when_it_arrives_late(prefix: str) -> None:
-    """An interrupt, say, that lay in a connection which was away, and would stop a turn of which it does not know."""
+    """Such as an interrupt that waited in a lost connection and would stop a turn that it was not meant for."""
     heard: list[bytes] = []
 
     async def answer(data: bytes) -> bytes:
@@ -66,7 +66,7 @@ async def test_question_given_up_is_not_handled_when_it_arrives_late(prefix: str
 
 
 async def test_owner_answers_questions_concurrently(nats_one: Servers, prefix: str) -> None:
-    """The one that waits for the end of a turn is not to keep the interrupt from it that ends it."""
+    """A question that waits for the end of a turn must not block the interrupt that ends the turn."""
     ended = asyncio.Event()
 
     async def answer(data: bytes) -> bytes:
@@ -92,7 +92,7 @@ async def test_large_question_and_answer_pass_and_leave_no_blob(nats_one: Server
         await owner.bus.answer_for("s-1", answer)
         assert await front.bus.ask_owner("s-1", large, timeout=SECONDS_MAX) == large[::-1]
 
-        # A tombstone of each object is kept; of its chunks none is.
+        # The store keeps a tombstone of each object and no chunk.
         async def chunks() -> int:
             found = await front.nats.api(
                 f"STREAM.INFO.OBJ_{prefix}-blobs", {"subjects_filter": f"$O.{prefix}-blobs.C.>"}
@@ -143,7 +143,10 @@ async def test_question_wait_is_extended_by_each_working_signal(
 async def test_question_to_silent_owner_raises_unanswered_before_its_timeout(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the question in its hands. No server tells, and the patience of who asks may be that of a turn."""
+    """The owner has taken the question.
+
+    No server reports its silence, and the timeout of the asker may be as long as a turn.
+    """
     monkeypatch.setattr(bus_module, "HAS_IT_SECONDS_MAX", 0.5)
     asked = asyncio.Event()
 
@@ -183,7 +186,7 @@ async def test_silenced_owner_does_not_answer_earlier_questions(nats_one: Server
         try:
             await may_answer.wait()
         except asyncio.CancelledError:
-            # As an application may that has something to put away: what it gives then is dropped.
+            # As in an application that cleans up on cancellation. The bus drops the value that it returns then.
             was_cancelled.set()
         return b"too late"
 
@@ -207,7 +210,7 @@ async def test_silenced_owner_does_not_answer_earlier_questions(nats_one: Server
             raise AssertionError("it was answered")
 
         await until(is_unheard)
-        # It can begin anew: after a fence a host is another one.
+        # The bus can start again: after a fence the host is a new one.
         await owner.bus.answer_for("s-1", echo)
         assert await front.bus.ask_owner("s-1", b"you", timeout=SECONDS_MAX) == b"heard you"
 

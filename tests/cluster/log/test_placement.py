@@ -1,4 +1,4 @@
-"""Sessions wait in queues on real servers, and whoever has room takes the next: once, by somebody who can."""
+"""Sessions wait in queues on real servers, and exactly one host with room and the right labels takes each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def take(line: Line, *labels: str) -> placement_module.PlacedJob:
 
 
 async def serve(line: Line, *labels: str, name: bytes = b"host") -> None:
-    """A host without a limit, which answers whatever is placed."""
+    """Serve as a host without a limit that answers every placement."""
     while True:
         job = await line.placement.next(labels)
         if await job.is_wanted():
@@ -34,7 +34,7 @@ async def serve(line: Line, *labels: str, name: bytes = b"host") -> None:
 
 
 async def is_empty(line: Line, prefix: str) -> bool:
-    """Its queues are: what is done is told to the server, and nobody waits for that."""
+    """Check that the queues are empty. A host acks a job without waiting for the server, so this takes a moment."""
     return await stored(line.nats, f"{prefix}-work") == 0
 
 
@@ -61,7 +61,7 @@ async def test_placement_respects_labels(nats_one: Servers, prefix: str) -> None
 
 
 async def test_placement_of_a_new_need_reaches_a_waiting_host_at_once(nats_one: Servers, prefix: str) -> None:
-    """By a host that waits already, with a lease so long that it would not look again."""
+    """The host waits already, and its lease is so long that it would not look again."""
     async with lines(nats_one, prefix, 2, lease=3600) as (front, host):
         serving = asyncio.create_task(serve(host, "a", "b", "c"))
         assert await front.placement.place("s-0", ["a"], b"1", timeout=SECONDS_MAX) == b"host has 1"
@@ -97,7 +97,10 @@ async def test_job_not_taken_in_time_is_never_begun(nats_one: Servers, prefix: s
 
 
 async def test_job_taken_too_late_is_not_wanted(nats_one: Servers, prefix: str) -> None:
-    """Taken from the queue before the end of the patience, and asked for after it: it is the question that counts."""
+    """The host pulls the job before the caller's timeout and asks after it whether the job is wanted.
+
+    The later moment counts.
+    """
     async with lines(nats_one, prefix, 2) as (front, host):
         taking = asyncio.create_task(take(host, "gpu"))
         with pytest.raises(NoOwner):
@@ -137,13 +140,13 @@ async def test_resume_from_many_hosts_makes_one_job(nats_one: Servers, prefix: s
         assert await stored(every[0].nats, f"{prefix}-work") == 1
         job = await take(every[0], "agent=claude")
         assert (job.session, job.kind, job.epoch, job.request) == ("s-1", "resume", 7, b"")
-        # As long as it is worked on, too.
+        # Also while a host works on the job.
         await every[1].placement.resume("s-1", ["agent=claude"], 7)
         assert await stored(every[0].nats, f"{prefix}-work") == 1
         assert await job.is_wanted()
         await job.done()
         await until(partial(is_empty, every[0], prefix))
-        # And when it is lost again, there is another.
+        # When the session is lost again, there is another job.
         await every[1].placement.resume("s-1", ["agent=claude"], 8)
         assert (await take(every[2], "agent=claude")).epoch == 8
 
@@ -163,7 +166,7 @@ async def test_job_given_back_is_redelivered_after_its_delay(nats_one: Servers, 
 async def test_cancelled_pull_passes_its_job_on_at_once(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its question still lies with the server, and is the first that is answered: the job is passed on at once."""
+    """The server answers the pull of the cancelled host first, and that host passes the job on immediately."""
     monkeypatch.setattr(needs_module, "ACK_SECONDS", 60.0)
     async with lines(nats_one, prefix, 3, lease=60) as (front, gone, host):
         await front.placement.resume("s-0", [], 1)
@@ -221,15 +224,15 @@ async def test_unused_need_expires_and_makes_room(
         record = await one.nats.last(f"{prefix}-records", f"{prefix}.rec.need.*")
         assert record is not None
         assert record.headers["Nats-TTL"] == f"{needs_module.KEPT_SECONDS}s"
-        # As the servers do when its time is over.
+        # As the servers do when the record expires.
         await one.nats.api(f"STREAM.PURGE.{prefix}-records", {"filter": record.subject})
         await other.placement.resume("s-2", ["b"], 1)
-        # By who believed that there is no room for it, and looks again once in a lease.
+        # The host believed that there was no room for this need. It looks again once per lease.
         assert (await take(one, "a", "b")).session == "s-2"
 
 
 async def test_need_expiry_is_postponed_by_use(nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once in a while, before it offers anything; and in any case after a time that nobody has counted."""
+    """An offer renews the need at intervals, and always after a reconnect: the time away was not measured."""
     async with lines(nats_one, prefix, 1) as (one,):
 
         async def seq() -> int:
@@ -252,7 +255,7 @@ async def test_need_expiry_is_postponed_by_use(nats_one: Servers, prefix: str, m
 async def test_job_in_an_abandoned_queue_is_taken(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a host that knows the queue, and that it was there; and by one that has just come."""
+    """By a host that knows the queue from before, and by a host that has just come."""
     monkeypatch.setattr(placement_module, "AGAIN_SECONDS", 0.05)
     async with lines(nats_one, prefix, 3, lease=3600) as (front, host, late):
         await front.placement.resume("s-0", ["a"], 1)
@@ -292,12 +295,13 @@ async def test_need_and_its_queue_expire_by_themselves(
 
 
 async def test_waiting_host_pulls_again_when_its_server_restarts(prefix: str) -> None:
-    """Its question died with the server, and its lease is so long that it would not ask again."""
+    """The pull died with the server, and the lease is so long that the host would not pull again."""
     with Servers(1) as servers:
         async with lines(servers, prefix, 2, lease=3600) as (front, host):
             serving = asyncio.create_task(serve(host, "a"))
             assert await front.placement.place("s-0", ["a"], b"1", timeout=SECONDS_MAX) == b"host has 1"
-            # It has asked for the next; what the server answers after that came behind it.
+            # The host has sent its next pull. The answer of the server to this call proves that the server has the
+            # pull.
             await until(lambda: host.placement._asked)  # pyright: ignore[reportPrivateUsage]
             await stored(host.nats, f"{prefix}-work")
             await asyncio.to_thread(servers.kill, 0)

@@ -1,4 +1,4 @@
-"""Who reads many sessions from now on begins at the end, however long the stream is."""
+"""Read many sessions from the end of the stream, and keep a position that is ahead of a lagging leader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from banksman.testing.nats_servers import Servers
 async def test_read_many_of_no_sessions_returns_the_end_of_a_long_stream(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More messages than are looked through for one page."""
+    """The stream has more messages than the search for one page reads."""
     monkeypatch.setattr(session_directory, "PAGE_MESSAGES", 2)
     monkeypatch.setattr(session_directory, "LOOKED_MAX", 4)
     log = ClusterLog(store_address.parse(nats_one.store(prefix)), tmp_path)
@@ -35,7 +35,7 @@ async def test_read_many_of_no_sessions_returns_the_end_of_a_long_stream(
 async def test_read_many_keeps_a_position_ahead_of_a_lagging_leader(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A front end that has heard of nothing yet, and a client that comes from another: as after a leader was frozen."""
+    """A front end that has heard no message yet gets a client of another front end: as after a frozen leader."""
     log = ClusterLog(store_address.parse(nats_one.store(prefix)), tmp_path)
     epoch = await log.claim("s", agent="claude")
     stored: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
@@ -57,7 +57,7 @@ async def test_read_many_keeps_a_position_ahead_of_a_lagging_leader(
     looking._newest = looking._heads.newest = 0  # pyright: ignore[reportPrivateUsage]
     assert not (await other.read_many(place)).events
     assert next(answers, None) is None
-    # One that is of another store is told so, in the end.
+    # A position of another store is refused in the end.
     monkeypatch.setattr(session_directory, "BEHIND_SECONDS_MAX", 0.05)
     with pytest.raises(HistoryLost):
         await other.read_many("ffff")

@@ -1,4 +1,4 @@
-"""The streams of a store: what is made anew when somebody has deleted it, and what must not be."""
+"""Streams of a store: some are recreated after a deletion, and others must not be."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def serve(log: ClusterLog) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was answered by no queue asks again soon."""
+    """Retry soon after a queue did not answer."""
     monkeypatch.setattr(placement, "AGAIN_SECONDS", 0.05)
 
 
@@ -91,7 +91,7 @@ async def test_store_missing_a_stream_is_refused_and_not_taken_as_empty(
     try:
         await deleted(nats, f"{prefix}-{missing}")
         await refused(nats_one, tmp_path, prefix, missing)
-        # Nothing was made meanwhile: who comes next is told the same.
+        # The refused start made no stream: the next start is refused in the same way.
         await refused(nats_one, tmp_path, prefix, missing)
         await deleted(nats, f"{prefix}-{'records' if missing == 'events' else 'events'}")
     finally:
@@ -105,7 +105,7 @@ async def test_store_missing_a_stream_is_refused_and_not_taken_as_empty(
 async def test_store_with_an_interrupted_first_start_opens(
     missing: str, nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
-    """One of the two is made, and nothing is in it, or nothing but what was deleted."""
+    """One of the two streams exists, and it is empty or holds only deleted sessions."""
     async with opened(nats_one, tmp_path, prefix) as log:
         if missing == "events":
             await (await Writer.claim(log)).commit(b"a")
@@ -121,7 +121,7 @@ async def test_store_with_an_interrupted_first_start_opens(
 
 
 async def test_claim_and_restore_refuse_session_id_in_host_form(nats_one: Servers, tmp_path: Path, prefix: str) -> None:
-    """It would hear what is meant for the host: on the bus both are asked in the same way."""
+    """Such a session would receive the questions to the host: the bus addresses both in the same way."""
     async with opened(nats_one, tmp_path, prefix) as log:
         id = f"host:{log.hosts.id}"
         with pytest.raises(UsageError, match="id of a host"):
@@ -143,7 +143,7 @@ async def test_blob_of_session_never_collides_with_a_transcript(nats_one: Server
         name = base64.urlsafe_b64decode(meta.rpartition(".")[2]).decode()
         assert name.startswith("transcript.")
         await log.transcripts.put(name.removeprefix("transcript."), b"another's")
-        # By another handle: the writer has it in memory.
+        # Read by another handle: the writer has the data in memory.
         assert data(await everything(other, "transcript")) == [large]
 
 
@@ -151,7 +151,7 @@ async def test_blob_of_session_never_collides_with_a_transcript(nats_one: Server
 async def test_fractional_lease_is_accepted_by_the_second_host(
     nats_one: Servers, tmp_path: Path, prefix: str, lease: float
 ) -> None:
-    """4.1 is a little more than 4.1: cut to whole nanoseconds it was another lease than the one that was asked for."""
+    """The float 4.1 is slightly more than 4.1. Truncated to whole nanoseconds it differed from the requested lease."""
     async with opened(nats_one, tmp_path, prefix, lease), opened(nats_one, tmp_path, prefix, lease):
         pass
     with pytest.raises(UsageError, match="lease"):

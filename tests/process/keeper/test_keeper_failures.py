@@ -1,7 +1,7 @@
-"""Zygote and keeper in trouble: orders that cannot be handed over, guards that are stopped, killed or late.
+"""Failures of zygote and keeper: orders that cannot be delivered, and guards that are stopped, killed or late.
 
-Each of these was a bug once. The guards are processes of their own, so trouble is made for them by signals, by a plan
-of faults, or by a Python that changes something before it becomes the zygote.
+Each of these was a bug once. The guards are separate processes, so the tests disturb them by signals, by a fault plan,
+or by a Python that changes something before it becomes the zygote.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def spare_of(zygote):
 
 
 def assert_said(done: subprocess.CompletedProcess[str], marker: str, expected: str) -> None:
-    """The program said this and nothing else, and left nothing: looked at right after its exit."""
+    """Check the output, and that no process is left right after the exit."""
     left = alive(marker)
     assert done.stderr == ""
     assert (done.stdout, done.returncode) == (expected, 0)
@@ -51,8 +51,11 @@ def assert_said(done: subprocess.CompletedProcess[str], marker: str, expected: s
 # -- orders and starts -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("number", ["ENOBUFS", "ETOOMANYREFS"])
 def test_zygote_survives_an_order_the_spare_keeper_cannot_take(marker: str, number: str) -> None:
-    """The fds of a command are counted against its user while they are under way. A zygote that dies of that takes
-    every start that is under way with it; the command is to be served by a keeper forked for it."""
+    """The kernel counts the fds of a command against its user while they are in flight.
+
+    A zygote that dies of this error takes every running start with it. Instead, a newly forked keeper serves the
+    command.
+    """
     code = """
 import errno
 from banksman.process.zygote_client import spawner
@@ -66,10 +69,11 @@ print(zygote_pid() == before, state_of(before) in "SR")
 
 @pytest.mark.parametrize("moment", ["pipe", "close", "posix_spawn"])
 def test_fork_in_another_thread_during_a_start_holds_none_of_our_fds(marker: str, moment: str) -> None:
-    """A pipe was made and nobody knows of it, one is about to be closed and forgotten already, a zygote is started.
+    """The fork comes at a bad moment of a start: an unregistered pipe, a close in progress, a zygote start.
 
-    The fork lives on. With a pipe of the command's in its hands that pipe never ends, with the zygote's socket the
-    zygote never hears that we are gone. It has to wait for the end of the moment, and then closes its copies.
+    The forked process lives on. With a copy of a command's pipe, that pipe never ends. With a copy of the zygote's
+    socket, the zygote never sees the death of the host. The fork has to wait for the end of the moment, and then the
+    child closes its copies.
     """
     code = """
 import fcntl, warnings
@@ -137,8 +141,10 @@ print(os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]))
 
 
 def test_shutdown_during_a_start_ends_the_command_as_host_closed(marker: str) -> None:
-    """The orders wait in the queue of a zygote that does not run. Whoever waits for such a command is told that it was
-    stopped, which is true, and not that something went wrong."""
+    """The orders wait in the queue of a stopped zygote.
+
+    The caller of such a command gets `host_closed`, which is true, and not an error.
+    """
     code = """
 async def main():
     with frozen(zygote_pid()):
@@ -153,9 +159,9 @@ asyncio.run(main())
     assert_said(run_program(code, marker), marker, "True\n" + "host_closed None ()\n" * 3)
 
 
-# -- guards that are stopped -----------------------------------------------------------------------------------------
+# -- stopped guards --------------------------------------------------------------------------------------------------
 def test_shutdown_does_not_wait_for_a_stopped_guard(marker: str) -> None:
-    """A stopped spare keeper never sees that it is dismissed, and its zygote would wait for it for ever."""
+    """A stopped spare keeper never sees its dismissal, and its zygote would wait for it forever."""
     code = (
         SPARE
         + """
@@ -170,11 +176,12 @@ with frozen(zygote), frozen(spare):
     assert_said(run_program(code, marker), marker, "True True True\n")
 
 
-# -- guards that are killed ------------------------------------------------------------------------------------------
+# -- killed guards ---------------------------------------------------------------------------------------------------
 def test_keeper_death_during_a_start_warns_that_the_command_may_have_run(marker: str) -> None:
-    """The command may have run, and done half of its work: only the caller can know whether twice is once too often.
+    """The command may have run in part. Only the caller can know whether a second run does harm.
 
-    Once for certain before the keeper has said that it started (it fails right after), and as a command would do it.
+    The test covers both a certain failure right after the start, before the keeper has reported it, and a kill by the
+    command itself.
     """
     code = """
 from banksman.process.zygote_client import spawner
@@ -208,10 +215,13 @@ asyncio.run(main())
 
 @pytest.mark.thorough
 def test_zygote_gives_a_lost_keepers_tree_its_whole_time_despite_an_older_orphan(marker: str, tmp_path: Path) -> None:
-    """The zygote has looked for the first tree's orphan until its time was up. The second tree is another matter: it
-    must be ended, seen to end, and not be reported as surviving in the very moment it was found.
+    """The zygote has searched for the first tree's orphan until its time was up.
 
-    The orphan is somebody else's process, and the zygote a root without CAP_KILL, whose five seconds are made one.
+    The second tree must get its whole time: the zygote must end it and see its end, and must not report it as surviving
+    in the moment of its discovery.
+
+    The orphan belongs to another user, and the zygote is a root without CAP_KILL. Its five seconds are shortened to
+    one.
     """
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
@@ -254,16 +264,19 @@ asyncio.run(main())
     assert_said(run_program(code, marker, python), marker, "9 [True]\n9 [True]\n")
 
 
-# -- guards that are late, or find the host late ---------------------------------------------------------------------
+# -- late guards and late hosts --------------------------------------------------------------------------------------
 async def test_sweep_of_many_is_reported_whole_to_a_host_that_reads_late(
     marker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three hundred names do not fit into the socket, and the loop is busy until all of them are dead. The last word
-    is behind the names; a keeper that gave it up would leave the host to fear that everybody survived."""
+    """Three hundred names do not fit into the socket, and the loop is blocked until all processes are dead.
+
+    The final report comes after the names. If the keeper gave up on it, the host would have to report every process as
+    a survivor.
+    """
 
     def narrow() -> tuple[Any, Any]:
         ours, theirs = socketpair()
-        # Room for two of the messages at most; with the usual room it would take a thousand processes.
+        # Room for two of the messages at most. With the default buffer the test would need a thousand processes.
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
         return ours, theirs
 
@@ -288,8 +301,11 @@ stay()
 
 @pytest.mark.parametrize("word", [messages.TERM, messages.REST])
 def test_keeper_ignores_a_rung_that_comes_after_the_kill(word: str) -> None:
-    """A host that was late says TERM when the keeper is already killing. With TERM goes CONT, and what was frozen, so
-    that it could not run away, would run again. In the real thing that moment is too short to be hit."""
+    """A late host sends TERM when the keeper already kills.
+
+    CONT goes with TERM, so frozen processes would run again and could escape. In a real run that moment is too short to
+    hit.
+    """
     keeper, said = _bare_keeper()
     keeper._phase = KILLING  # pyright: ignore[reportPrivateUsage]
     keeper._obey((word, 5.0))  # pyright: ignore[reportPrivateUsage]
@@ -298,14 +314,14 @@ def test_keeper_ignores_a_rung_that_comes_after_the_kill(word: str) -> None:
 
 
 def test_keeper_obeys_a_rung_before_the_kill() -> None:
-    """Or the test above would see nothing because there is nothing to see."""
+    """Without this, the test above could pass because the keeper never reacts."""
     keeper, said = _bare_keeper()
     keeper._obey((messages.TERM, 5.0))  # pyright: ignore[reportPrivateUsage]
     assert said == [signal.SIGTERM, signal.SIGCONT]
 
 
 def _bare_keeper() -> tuple[Keeper, list[int]]:
-    """A keeper without a tree, and the signals it would have sent."""
+    """Return a keeper without a tree, and the list of signals that it would have sent."""
     said: list[int] = []
 
     class Bare(Keeper):
@@ -333,7 +349,7 @@ def _bare_keeper() -> tuple[Keeper, list[int]]:
 
 
 class Facts:
-    """Takes what a process tells, to be waited for."""
+    """Queue of the facts of a process."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[ProcessFact] = asyncio.Queue()
@@ -342,14 +358,14 @@ class Facts:
         self._queue.put_nowait(fact)
 
     async def wait(self, kind: type[Any], is_meant: Callable[[Any], bool] = lambda _fact: True) -> Any:
-        """The next fact of this kind; a keeper must not have acted before."""
+        """Return the next fact of this kind. Fail if the keeper has acted before it."""
         while not (isinstance(fact := await self._queue.get(), kind) and is_meant(fact)):
             assert not isinstance(fact, KeeperActed | Exited | TreeEnded), fact
         return fact
 
 
 async def test_keeper_acts_on_a_deadline_that_is_not_renewed(marker: str) -> None:
-    """The keeper ends a command whose host falls silent; a host that lives tells it so before the deadline."""
+    """The keeper ends a command whose host falls silent. A live host renews the deadline in time."""
     facts = Facts()
     code = "time.sleep(2); say('past'); stay()"
     process = Process(prepare(child(code, marker)), stdin="null", grace=5, linger=0, deadline=1.0, on_fact=facts)

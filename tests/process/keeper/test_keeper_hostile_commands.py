@@ -1,8 +1,8 @@
-"""Commands that turn against their guards: stop, trace or starve them, or make the keeper leave early.
+"""Commands that attack their guards: they stop, trace or starve them, or make the keeper exit early.
 
-A command may signal its keeper and the zygote, because they run as the same user. The zygote continues a keeper that
-is stopped, and takes over from one that does not finish after the host's death. A zygote whose limits are shortened
-for a test is started by a script in the place of the Python interpreter.
+A command may signal its keeper and the zygote, because they run as the same user. The zygote continues a stopped
+keeper, and takes over from one that does not finish after the host's death. To shorten the limits of a zygote, a test
+starts it by a script in the place of the Python interpreter.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if fork() == 0:
     stay()
 os.read(heard, 1)
 """
-# Held by its tracer a keeper does nothing, and its parent is not told: PTRACE_ATTACH.
+# A traced keeper does nothing, and the kernel does not notify its parent: PTRACE_ATTACH.
 TRACE_KEEPER = """
 import ctypes
 assert ctypes.CDLL(None, use_errno=True).ptrace(16, os.getppid(), 0, 0) == 0
@@ -71,7 +71,7 @@ asyncio.run(main())
 
 
 def zygote_with(folder: Path, *changes: str) -> Path:
-    """A program to be started as the zygote, with these lines run before."""
+    """Return a program that starts as the zygote after it has run these lines."""
     python = folder / "python"
     lines = "\n".join(changes)
     python.write_text(f"""#!{sys.executable} -IS
@@ -85,7 +85,7 @@ zygote.main(int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
     return python
 
 
-# -- stopped ---------------------------------------------------------------------------------------------------------
+# -- stopped guards --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("stopped", ["keeper", "zygote", "zygote and keeper"])
 def test_tree_ends_with_its_killed_host_when_guards_are_stopped(marker: str, stopped: str) -> None:
     """The zygote continues the keeper. The spare keeper, which sees the host's death too, continues the zygote."""
@@ -119,7 +119,7 @@ async def test_command_that_stops_its_keeper_is_waited_for_like_any_other(marker
 
 
 async def test_command_that_stops_its_keeper_at_once_is_started_and_ended(marker: str) -> None:
-    """The keeper may be stopped before it has told the host that the command runs."""
+    """The keeper may be stopped before it has reported the start to the host."""
     for _ in range(5):
         done = await banksman.execute(child(STOP_KEEPER + "sys.exit(3)", marker), timeout=100)
         assert (done.code, done.survivors) == (3, ())
@@ -143,9 +143,9 @@ def test_zygote_ends_a_tree_whose_keeper_does_not_when_the_host_is_killed(
         wait_until(lambda: not state_of(keeper) and not state_of(zygote), "the end of both guards")
 
 
-# -- traced, starved, made to leave ----------------------------------------------------------------------------------
+# -- guards that are traced, starved or made to exit -----------------------------------------------------------------
 async def test_tree_whose_keeper_is_traced_is_ended_by_the_last_rung(marker: str) -> None:
-    """The tracer has the zombie of the keeper, too, so the zygote is not told that it is dead."""
+    """The tracer also owns the zombie of the keeper, so the zygote gets no notice of its death."""
     if os.geteuid() != 0:
         pytest.skip("needs root, who may trace the keeper")
     facts: asyncio.Queue[ProcessFact] = asyncio.Queue()
@@ -165,7 +165,7 @@ async def test_tree_whose_keeper_is_traced_is_ended_by_the_last_rung(marker: str
 
 
 def test_keeper_that_exits_before_its_tree_counts_as_lost(marker: str, tmp_path: Path) -> None:
-    """Made to call exit(0) by a debugger, say. Only the status that follows the proof counts as the end of a duty."""
+    """As when a debugger makes it call exit(0). Only the status that follows the proof ends its duty."""
     leave = "os._exit(0) if os.getppid() == ZYGOTE else (_ for _ in ()).throw(OSError())"
     python = zygote_with(tmp_path, "ZYGOTE = os.getpid()", f"keeper.Keeper.stay = lambda self: {leave}")
     code = """
@@ -182,7 +182,7 @@ asyncio.run(main())
 
 
 async def test_tree_whose_keeper_may_open_no_file_is_ended(marker: str) -> None:
-    """A limit set from outside. The keeper can neither look at /proc nor poll its sockets, and is lost."""
+    """The limit is set from outside. The keeper can neither read /proc nor poll its sockets, and is lost."""
     code = """
 import resource
 resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (0, 0))
@@ -199,7 +199,7 @@ stay()
 
 
 def test_process_of_the_same_user_cannot_trace_the_guards(marker: str) -> None:
-    """Unless it has CAP_SYS_PTRACE. Commands themselves stay as they are, and so does the limit that needs /proc."""
+    """Unless it has CAP_SYS_PTRACE. Commands themselves stay traceable, and the limit that needs /proc still works."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin")

@@ -1,8 +1,8 @@
-"""The server against its own description: schemathesis makes requests from /openapi.json, and looks at each answer.
+"""Contract test of the server: schemathesis makes requests from /openapi.json and checks each answer.
 
-By themselves made-up requests name sessions that are not there, and programs that may not be started: nearly all of
-them end at 403 and 404. So what is well-formed is often given something that exists: a session with the scripted agent,
-a turn in it, a command. What is ill-formed is left as it was made.
+Plain generated requests name sessions that do not exist and programs that the policy forbids, so nearly all of them end
+at 403 and 404. Therefore half of the well-formed requests get ids that exist: a session with the scripted agent, a turn
+in it, a command. Malformed requests stay as generated.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from tests.server.kit import AUTHORIZATION, Served
 from banksman.testing import fake_agent
 
 SEED = 6
-# What the policy of the server under test allows, and no more.
+# The only programs that the policy of the server under test allows.
 PROGRAMS: list[Any] = [fake_agent.command()[:-1], "true"]
-# Short, so that whoever reads a stream has soon read enough of it; and a stream that stalls is found out.
+# A short heartbeat: a reader of a stream soon has enough, and a stalled stream is detected.
 SETTINGS: dict[str, Any] = {"programs": PROGRAMS, "heartbeat_seconds": 0.02, "log_level": "debug"}
 WAIT_SECONDS = 0.01
 
 
 @dataclass
 class Found:
-    """What came of it. `failures`: in words, each once."""
+    """Result of a run.
+
+    `failures`: messages, each once.
+    """
 
     statuses: dict[int, int] = field(default_factory=dict[int, int])
     successes: dict[str, int] = field(default_factory=dict[str, int])
@@ -45,7 +48,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Wanted:
-    """`group`: the routes that are meant. `seconds_max`: of each run, if it is to be bounded by time, too."""
+    """Parameters of a run.
+
+    `group`: the tested routes. `seconds_max`: bound on the time of the run, if any.
+    """
 
     group: str
     examples: int
@@ -56,7 +62,7 @@ class Wanted:
     seed: int = SEED
 
 
-# By path. What is not here is left out: to end the server has a test of its own.
+# Groups of routes by path. The drain route is left out: it ends the server and has a separate test.
 GROUPS: dict[str, Callable[[str], bool]] = {
     "sessions": lambda path: path in ("/v1/sessions", "/v1/sessions/{id}", "/v1/sessions/{id}/why"),
     "turns": lambda path: path.startswith("/v1/sessions/{id}/") and not path.endswith("/why"),
@@ -67,8 +73,10 @@ GROUPS: dict[str, Callable[[str], bool]] = {
 
 
 def check(served: Served, wanted: Wanted) -> Found:
-    """Every route of the group, with every check there is. In a process of its own: what makes the requests keeps
-    connections open, and much in memory."""
+    """Run every check against every route of the group.
+
+    The run is in another process, because schemathesis keeps connections open and uses much memory.
+    """
     said = subprocess.run(
         [sys.executable, "-m", __name__, str(served.folder), str(served.port), msgspec.json.encode(wanted).decode()],
         stdout=subprocess.PIPE,
@@ -93,7 +101,7 @@ def _check(served: Served, wanted: Wanted) -> Found:
                 "fuzzing": {"enabled": wanted.has_fuzzing},
                 "stateful": {"enabled": wanted.is_stateful},
             },
-            # What is well-formed may still be impossible: there is no such agent, the folder is missing. That is 422.
+            # A well-formed request may still be impossible (422): the agent is unknown, or the folder is missing.
             "checks": {"positive_data_acceptance": {"enabled": False}},
         }
     )
@@ -111,8 +119,10 @@ def _check(served: Served, wanted: Wanted) -> Found:
 
 
 def _described(served: Served) -> dict[str, Any]:
-    """The server's description. schemathesis takes the schema of an SSE stream for that of each event; ours is that of
-    the whole text."""
+    """Return the server's description, adapted for schemathesis.
+
+    schemathesis reads the schema of an SSE stream as that of each event. The server describes the whole text.
+    """
     described = served.get("/openapi.json")
     for path in described["paths"].values():
         for operation in path.values():
@@ -146,7 +156,7 @@ def _look(event: Any, found: Found) -> None:
 
 
 class _Life:
-    """Puts what exists into what was made up, every other time."""
+    """Replaces generated ids by existing ones in every other request."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -171,7 +181,7 @@ class _Life:
         if isinstance(query.get("wait"), int | float):
             query["wait"] = min(query["wait"], WAIT_SECONDS)
         elif case.operation.path.endswith("/watch"):
-            query["wait"] = WAIT_SECONDS  # It would wait by itself.
+            query["wait"] = WAIT_SECONDS  # The route waits by default.
         if next(self._turns) % 2:
             return
         if case.path_parameters and _is_positive(case, ParameterLocation.PATH):
@@ -183,7 +193,7 @@ class _Life:
     def _existing(self, path: str) -> dict[str, str]:
         served = self._served
         if path.startswith("/v1/commands/"):
-            # One that lives until it is told otherwise: it waits for what it is sent.
+            # A command that lives until the end of its input.
             argv = fake_agent.command()
             return {
                 "id": served.post(

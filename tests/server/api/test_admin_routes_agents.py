@@ -1,4 +1,4 @@
-"""`GET /v1/agents`: the same facts as on the command line, and the user's own files among them."""
+"""`GET /v1/agents` lists the same facts as the command line, including the user's own files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_agents_route_matches_the_command_line(tmp_path: Path, monkeypatch: pyte
         assert "steer" in agents["codex"]["capabilities"]
         assert (agents["gemini"]["dialect"], agents["gemini"]["command"]) == ("acp", ["gemini", "--acp"])
         assert agents["kimi"]["repairs"]
-        # Read at each call: nothing is restarted for a new one, and a wrong one hides no other.
+        # The server reads the files at each call: a new file needs no restart, and a malformed file hides no other.
         (users / "mine.toml").write_text(f'extends = "custom"\ncommand = ["{sys.executable}"]\n')
         (users / "goose.toml").write_text('dialect = "klingon"\n')
         told = served.get("/v1/agents")["agents"]
@@ -39,7 +39,7 @@ def test_agents_route_matches_the_command_line(tmp_path: Path, monkeypatch: pyte
             timeout=60.0,
             env=os.environ,
         )
-        # What is not known of one is left out there, and told as nothing here.
+        # The command line omits unknown values. The route sends them as null or empty.
         for each, shown in zip(json.loads(done.stdout)["agents"], told, strict=True):
             assert {name: shown[name] for name in each} == each
 

@@ -1,4 +1,7 @@
-"""Readiness and liveness, of a server whose store is gone. While it drains: tests/server/test_problems.py."""
+"""Readiness and liveness of a server whose store is gone.
+
+tests/server/test_problems.py tests them during a drain.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def test_healthz_fails_on_unwritable_store_and_livez_does_not(tmp_path: Path) ->
         answer = served.request("GET", "/healthz", token=False)
         assert (answer.status, answer.json["type"]) == (503, "urn:banksman:store-broken")
         assert answer.headers["retry-after"]
-        # It names no file, and no session.
+        # The answer names no file and no session.
         assert str(tmp_path) not in answer.body.decode()
         assert served.request("GET", "/livez", token=False).json == {"status": "ok"}
 
@@ -42,7 +45,7 @@ def test_healthz_fails_when_store_could_not_be_opened_at_start(tmp_path: Path, h
     if how == "a folder":
         store.mkdir()
     else:
-        # Nobody reads as far as what is in it.
+        # No reader gets as far as the contents.
         store.with_name("store.db-wal").write_bytes(b"commits")
         if how == "empty":
             store.touch()

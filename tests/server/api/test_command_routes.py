@@ -1,6 +1,6 @@
-"""Background commands over HTTP: started, read, watched, written to, signalled, resized, stopped.
+"""Background commands over HTTP: start, output, watch, stdin, signal, resize and stop.
 
-Each test waits for its own commands to end, or stops them: some ask the server that they share for every end.
+Each test waits for its commands to end, or stops them, because some tests ask the shared server for every end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from banksman.server.api.route import Endpoint
 
 
 def start(served: Served, *argv: str, **more: Any) -> str:
-    """A path, for what comes next."""
+    """Start a command and return its path."""
     answer = served.request("POST", "/v1/commands", {"argv": argv, **more})
     assert answer.status == 201, answer
     assert answer.headers["location"] == f"/v1/commands/{answer.json['id']}"
@@ -62,7 +62,7 @@ def test_commands_ended_reports_each_end_once(served: Served) -> None:
         served.post(f"{path}/stdin", {"end": True})
     assert served.get(f"{waited}?wait=60")["finished"]["code"] == 0
     assert served.post(f"{stopped}/stop")["finished"]["ended"] == "stopped"
-    # The answer may be lost: sent again with its key, it is the same one.
+    # The answer may be lost. The same request with the same key gets the same answer.
     answers = [served.post("/v1/commands/ended", {"wait": 60}, headers={"Idempotency-Key": "first"}) for _ in range(2)]
     assert [[f"/v1/commands/{each['id']}" for each in answer["commands"]] for answer in answers] == [[looked_at]] * 2
     assert served.post("/v1/commands/ended") == {"commands": []}
@@ -70,10 +70,10 @@ def test_commands_ended_reports_each_end_once(served: Served) -> None:
 
 
 def is_connected(port: int, client: int) -> bool:
-    """Whether the server still has the connection of this client's port."""
+    """Return whether the server still has the connection from this client port."""
     peers = (line.split()[1:3] for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     ports = [[int(address.partition(":")[2], 16) for address in peer] for peer in peers]
-    # A port of its own each: the server's end of it is the one that is looked for.
+    # Each client has another port, so this finds the server's end of the connection.
     return [port, client] in ports
 
 
@@ -96,7 +96,7 @@ def test_command_end_is_reported_to_next_client_when_its_stopper_has_gone(served
 
 
 async def answered(host: Host, method: str, path: str, *, is_gone: bool, query: str = "", **ids: str) -> list[Any]:
-    """What the API sends to a client that is there, or that has gone before it is answered."""
+    """Return the messages that the API sends to a connected client, or to a client that has gone before the answer."""
     lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if is_gone:
         lost.set_result(None)
@@ -152,7 +152,7 @@ def test_command_look_without_wait_leaves_the_end_to_be_reported(served: Served)
     deadline = time.monotonic() + SECONDS_MAX
     while served.get(path)["finished"] is None:
         assert time.monotonic() < deadline
-    # Looked at once more, now that it is certainly over.
+    # Look once more, now that the command is certainly over.
     assert served.get(path)["finished"]["code"] == 0
     taken = served.post("/v1/commands/ended")["commands"]
     assert [f"/v1/commands/{each['id']}" for each in taken] == [path]
@@ -186,7 +186,7 @@ def test_command_output_never_splits_a_character(served: Served) -> None:
     path = start(served, "printf", "äöü€𝄞x")
     finished(served, path)
     assert read_all(served, path, limit=5) == "äöü€𝄞x"
-    # And what is smaller than a character is still read to its end.
+    # A limit below the size of a character still reads to the end.
     assert len(read_all(served, path, limit=1)) == len("äöü€𝄞x".encode())
 
 

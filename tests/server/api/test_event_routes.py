@@ -1,4 +1,4 @@
-"""Pages of the log: backward from a cursor, without the agent's frames, and what a frame says of an unfinished text."""
+"""Pages of the log: backward from a cursor, without the agent's frames, and with partial text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from banksman.store.log import READ_EVENTS_MAX
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import fake_agent
 
-# Further than any log goes.
+# Beyond the end of every log.
 BEYOND = 999_999_999
 
 
@@ -33,7 +33,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def all_events(served: Served, session: str, query: str = "") -> list[Any]:
-    """By pages, forward."""
+    """Read all events forward, page by page."""
     found: list[Any] = []
     after = ""
     while (page := served.get(f"{of(session)}?limit=7{after}{query}"))["events"]:
@@ -43,7 +43,7 @@ def all_events(served: Served, session: str, query: str = "") -> list[Any]:
 
 
 def backward(served: Served, session: str, limit: int, query: str = "") -> list[Any]:
-    """By pages, from the end to the beginning; in the log's order."""
+    """Read all events backward, page by page; return them in the order of the log."""
     found: list[Any] = []
     place: Any = BEYOND
     while (page := served.get(f"{of(session)}?before={place}&limit={limit}{query}"))["events"]:
@@ -65,7 +65,7 @@ def test_events_read_backward_equal_events_read_forward(served: Served) -> None:
     page = served.get(f"{of(session)}?before=5&limit=2")
     assert [event["seq"] for event in page["events"]] == [3, 4]
     assert (page["head"], page["first"]) == (events[-1]["cursor"], events[0]["cursor"])
-    # By the whole cursor, and from right behind the end.
+    # With the whole cursor, and from right behind the end.
     assert served.get(f"{of(session)}?before={events[4]['cursor']}&limit=2") == page
     assert served.get(f"{of(session)}?before={len(events) + 1}&limit=1")["events"] == events[-1:]
     for nothing in (0, 1, events[0]["cursor"]):
@@ -82,7 +82,7 @@ def test_events_without_frames_are_complete(served: Served) -> None:
     assert all_events(served, session, "&frames=0") == own
     for limit in (1, 5, 1000):
         assert backward(served, session, limit, "&frames=0") == own
-    # Whoever is at the end goes on from there, and not from the last that it was shown.
+    # A reader at the end resumes from the head, and not from the last event that it received.
     page = served.get(f"{of(session)}?frames=0&limit=1000")
     assert page["next"] == page["head"]
     again = served.get(f"{of(session)}?frames=0&after={page['next']}")
@@ -124,7 +124,7 @@ def test_events_backward_end_where_retention_began(tmp_path: Path) -> None:
         page = served.get(f"{of(session)}?before={first + 3}&limit=100")
         assert [event["seq"] for event in page["events"]] == [first, first + 1, first + 2]
         assert page["first"] == kept[0]["cursor"]
-        # Before what is gone there is nothing, and the reader is told where there is something again.
+        # There is nothing before the trimmed events, and the page says where the log begins.
         for place in (early.place, first, 3):
             page = served.get(f"{of(session)}?before={place}")
             assert (page["events"], page["first"]) == ([], kept[0]["cursor"])
@@ -132,14 +132,14 @@ def test_events_backward_end_where_retention_began(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 async def test_events_backward_pages_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The newest are what is asked for: what does not fit is left out at the other end."""
+    """A backward page keeps the newest events. The byte limit drops events at the older end."""
     monkeypatch.setattr(event_routes, "PAGE_BYTES_MAX", 5000)
     path = tmp_path / "log.sqlite"
     async with Host(f"sqlite:{path}") as host:
         session = await host.open("claude", command=fake_agent.command())
         for number in range(4):
             await (await session.ask(f"{number} " + "z" * (3 << 20))).outcome()
-    # Another one: what was just written is still in the memory of the first. Its pages have a bound in bytes.
+    # A new host: the first has the last writes in memory. Its pages have a limit in bytes.
     async with Host(f"sqlite:{path}") as host, asyncio.timeout(60):
         session = host.session(session.id)
         seqs = [event.seq async for event in session.events(waits=False)]
@@ -184,7 +184,7 @@ def test_events_with_partial_text_are_repeated_when_whole(served: Served, accept
     ]
     assert [text for _, text in whole] == ["one two three"]
     assert max(event["seq"] for event in events if "partial" in event["body"]) < whole[0][0]
-    # An event is one or the other, and who has not asked for it sees none of it.
+    # An event has partial updates or whole ones, and a reader that did not request partial ones gets none.
     assert not [event for event in events if "partial" in event["body"] and event["body"]["updates"]]
     plain = read("")
     assert not [event for event in plain if "partial" in event["body"]]
@@ -215,7 +215,7 @@ async def write_long(path: Path) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used. Unlike the time that passed, it does not depend on what else the machine does."""
+    """Return the CPU time of a process. Unlike wall time, it does not depend on the load of the machine."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -234,7 +234,7 @@ def test_events_without_frames_are_found_quickly_among_many_frames(tmp_path: Pat
                 seconds.append(cpu_seconds(served.pid) - begin)
                 assert len(page["events"]) == OWN
             assert min(seconds) < 0.5, (query, seconds)
-        # And what is at the end is there at once, however much is before it.
+        # The end is read quickly, however much is before it.
         begin = cpu_seconds(served.pid)
         assert len(served.get(f"{of('long')}?before={BEYOND}&limit=400")["events"]) == 400
         assert cpu_seconds(served.pid) - begin < 0.5

@@ -1,4 +1,4 @@
-"""The description: valid by the rules of OpenAPI 3.1 and JSON Schema, and about every route there is."""
+"""The API description is valid by OpenAPI 3.1 and JSON Schema, and covers every route."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_openapi_operations_list_the_common_error_statuses() -> None:
             assert 404 in found
         if "requestBody" in operation:
             assert {413, 415} <= found
-            # What is well-formed and cannot be done; to end, to log in and to stop can always be done.
+            # 422 answers a well-formed request that cannot be done. Drain, login and stop always can.
             ends = ("/v1/drain", "/v1/hosts/{id}/drain", "/v1/login", "/v1/commands/{id}/stop")
             assert 422 in found or path in ends, (method, path)
 
@@ -100,12 +100,12 @@ def test_openapi_bodies_refuse_unknown_members() -> None:
             assert DESCRIBED["components"]["schemas"][reference.rpartition("/")[2]]["additionalProperties"] is False
 
 
-# -- what generated clients need -------------------------------------------------------------------------------------
+# -- needs of generated clients --------------------------------------------------------------------------------------
 SCHEMAS: dict[str, Any] = DESCRIBED["components"]["schemas"]
 
 
 def parts(schema: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each schema within this one, itself included."""
+    """Yield each schema within this one, including itself."""
     found = cast("dict[str, Any]", schema)
     yield place, found
     for name, part in found.get("properties", {}).items():
@@ -158,7 +158,7 @@ def test_openapi_enums_match_the_core() -> None:
 
 
 def test_openapi_phase_enum_has_every_phase_of_an_open_session() -> None:
-    """See `phase` in status.py: it has the words of these."""
+    """`phase` in status.py uses these words."""
     modes = {mode.name.lower() for mode in Mode} - {"open"}
     processes = {phase.name.lower() for phase in ProcessPhase} - {"none", "ready"}
     turns = set(TurnPhase) - {TurnPhase.QUEUED, TurnPhase.ENDED}
@@ -166,14 +166,14 @@ def test_openapi_phase_enum_has_every_phase_of_an_open_session() -> None:
 
 
 def test_openapi_optional_members_have_no_default() -> None:
-    """openapi-typescript makes a member with a `default` one that must be given."""
+    """openapi-typescript makes a member with a `default` a required one."""
     for name, schema in SCHEMAS.items():
         for place, part in parts(schema, name):
             assert "default" not in part, place
 
 
 def test_openapi_always_sent_members_are_required() -> None:
-    """Else a generated client has to look whether each of them is there."""
+    """Otherwise a generated client has to test each of them for its presence."""
     for kind in schemas._message_types(msgspec.Struct):  # pyright: ignore[reportPrivateUsage]
         schema = SCHEMAS.get(kind.__name__, {})
         if not issubclass(kind, Body | Query) and not kind.__struct_config__.omit_defaults and "properties" in schema:
@@ -231,7 +231,7 @@ def test_openapi_event_schema_matches_events_of_a_real_session(tmp_path: Path) -
         events = served.get(f"{path}/events?limit=1000&raw=1&partial=1")["events"]
     for event in events:
         validator.validate(event)
-    # Each of them as what it is, and none as one of a kind that is not known.
+    # Each event matches the schema of its kind, and none that of an unknown kind.
     other = jsonschema_rs.Draft202012Validator({**schema, "$ref": "#/components/schemas/OtherEvent"})
     assert not [event for event in events if other.is_valid(event)]
     assert {"turn.ended", "question.answered", "process.exited", "update"} <= {event["kind"] for event in events}

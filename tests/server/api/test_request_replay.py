@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: what is sent again is answered again, and done once. Across a kill, too."""
+"""`Idempotency-Key`: a repeated request gets the same answer and runs once, also across a kill."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at_once(served: Served, path: str, body: Any, key: str, times: int = 20) -> 
 
 
 def ids(served: Served, what: str) -> set[str]:
-    """Of all sessions, or of all commands."""
+    """Return the ids of all sessions, or of all commands."""
     return {each["id"] for each in served.get(f"/v1/{what}")[what]}
 
 
@@ -65,7 +65,7 @@ def test_idempotency_key_refuses_another_body_and_is_scoped_by_path(served: Serv
     assert send(served, "/v1/commands", {"argv": ["true"]}, "k").status == 201
     answer = send(served, "/v1/commands", {"argv": ["true", "x"]}, "k")
     assert (answer.status, answer.json["type"]) == (422, "urn:banksman:key-used")
-    # The same said otherwise is the same.
+    # An equal body in another spelling is the same body.
     assert send(served, "/v1/commands", b'{ "grace": 5.0, "argv" : ["tr\\u0075e"] }', "k").status == 415
     again = served.request(
         "POST",
@@ -88,7 +88,7 @@ def test_idempotency_key_of_failed_request_may_be_retried(served: Served, tmp_pa
     program = tmp_path / "program"
     body = {"argv": [str(program)]}
     assert send(served, "/v1/commands", body, "failed").status == 422
-    # It counts for nothing: another body may have the key now, and the same may be tried.
+    # A failed request releases its key: another body may use it, and the same body may be tried again.
     program.write_text("#!/bin/sh\n", encoding="utf-8")
     program.chmod(0o755)
     answers = at_once(served, "/v1/commands", body, "failed")
@@ -158,7 +158,7 @@ def test_idempotency_key_of_ask_never_sent_asks_again(served: Served) -> None:
     again = send(served, turns, {"prompt": "later"}, "later").json["turn"]
     assert again != refused
     assert served.outcome(session, again)["kind"] == "done"
-    # It is done now, and stays so.
+    # The turn is done now, and stays the answer.
     assert send(served, turns, {"prompt": "later"}, "later").json["turn"] == again
 
 
@@ -212,7 +212,7 @@ async def test_request_replay_gives_unencodable_answer_to_all_and_runs_once() ->
 async def test_idempotency_key_of_turn_dropped_by_retention_does_not_ask_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session has forgotten the key too: it remembers fewer of them than the server."""
+    """The session has forgotten the key too: it remembers fewer keys than the server."""
     monkeypatch.setattr(caller_futures, "KEYS_MAX", 1)
     async with Host(f"sqlite:{tmp_path}/store.db?keep_bytes=2000") as host:
         session = await host.open("claude", command=fake_agent.command())
@@ -229,7 +229,7 @@ async def test_idempotency_key_of_turn_dropped_by_retention_does_not_ask_again(
 
 
 class _Counted(OrderedDict[Any, Any]):
-    """Counts the entries that are looked at one after the other."""
+    """Counts the entries that an iteration visits."""
 
     steps = 0
 
@@ -248,7 +248,7 @@ class _Body(msgspec.Struct):
 
 @pytest.mark.thorough
 async def test_request_replay_cost_is_independent_of_key_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not when there are as many as are remembered, either; and what is being done is not forgotten."""
+    """This holds at the maximum number of keys too, and running requests are not forgotten."""
     monkeypatch.setattr(request_replay, "KEYS_MAX", 100)
     asked = request_replay.RequestReplay()
     entries = asked._entries = _Counted()  # pyright: ignore[reportPrivateUsage]

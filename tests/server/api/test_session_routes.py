@@ -1,4 +1,4 @@
-"""Sessions over HTTP, with a real server, an agent's process and several clients: scenarios 58 and 64 among them."""
+"""Sessions over HTTP, with a real server, an agent process and several clients. Includes scenarios 58 and 64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASKS = {"prompt 1": ['ask Bash {"command": "make test"}', "say done"]}
 
 
 def wait_for(served: Served, session: str, kind: str, *, turn: str | None = None) -> Any:
-    """The first event of this kind, when it is in the log."""
+    """Wait for the first event of this kind and return it."""
     with served.stream(f"/v1/sessions/{session}/events") as stream:
         for message in stream.messages():
             if message.id is not None and message.data["kind"] == kind and turn in (None, message.data["turn"]):
@@ -26,7 +26,7 @@ def wait_for(served: Served, session: str, kind: str, *, turn: str | None = None
 
 
 def at_once(*calls: Any) -> list[Answer]:
-    """Several clients, each from a thread of its own, let go at the same moment."""
+    """Run several clients, each in a thread, from the same moment."""
     gate = threading.Barrier(len(calls))
     answers: list[Answer | None] = [None] * len(calls)
 
@@ -59,7 +59,7 @@ def test_turn_runs_from_ask_to_outcome(served: Served) -> None:
 
 
 def test_accepted_turns_survive_a_server_kill(fresh: Served) -> None:
-    """The turn that ran is unknown, and never sent again by itself; the one that waited is come to, unasked."""
+    """The turn that ran is unknown and never sent again. The ask that waited runs without another request."""
     session = fresh.open({"prompt work": ["hang"]})
     running, waiting = fresh.ask(session, "work"), fresh.ask(session, "more")
     wait_for(fresh, session, "turn.started", turn=running)
@@ -70,7 +70,7 @@ def test_accepted_turns_survive_a_server_kill(fresh: Served) -> None:
 
 
 def test_late_interrupt_does_not_stop_the_next_turn(served: Served) -> None:
-    """Scenario 58. The page still shows the first turn, and its stop is pressed when the second one runs."""
+    """Scenario 58. The page still shows the first turn, and the user presses its stop when the second one runs."""
     session = served.open({"prompt 2": ["stream 3 0.01", "say second"]})
     first = served.ask(session, "first")
     assert served.outcome(session, first)["kind"] == "done"
@@ -81,13 +81,13 @@ def test_late_interrupt_does_not_stop_the_next_turn(served: Served) -> None:
 
 
 def test_interrupt_of_gone_client_stops_only_its_turn(served: Served) -> None:
-    """Scenario 58, the other way round: the receipt comes when nobody waits for it, and the next turn is running."""
+    """Scenario 58 in reverse: the receipt comes after its client has gone, while the next turn runs."""
     session = served.open({"prompt 1": ["hang"]})
     first = served.ask(session, "first")
     wait_for(served, session, "turn.started", turn=first)
     second = served.ask(session, "second")
     with served.stream(f"/v1/sessions/{session}/turns/{first}/interrupt"):
-        pass  # A GET is refused there; and the client is gone before it is told so.
+        pass  # The route refuses a GET, and the client is gone before the refusal arrives.
     answers = at_once(
         *(lambda: served.request("POST", f"/v1/sessions/{session}/turns/{first}/interrupt"),) * 3,
     )
@@ -157,7 +157,7 @@ def test_question_answer_sent_again_is_the_same_after_a_restart(fresh: Served) -
 
 
 def test_tool_waits_for_the_decision_and_the_session_shows_it(served: Served, tmp_path: Path) -> None:
-    """Scenario 64: the tool's file is made only after the answer; meanwhile other clocks stand still."""
+    """Scenario 64: the tool's file appears only after the answer. Meanwhile the other watchdogs stand still."""
     made = tmp_path / "made"
     script = {"prompt 1": ['ask Bash {"command": "touch"}', f"touch {made}", "say done"]}
     session = served.open(script, options={"clocks": {"progress": 600}})
@@ -230,10 +230,10 @@ def test_session_name_may_contain_a_slash(served: Served) -> None:
     assert served.request("GET", "/v1/sessions/a/b").status == 404
 
 
-# -- sessions that another host has ----------------------------------------------------------------------------------
+# -- sessions of another host ----------------------------------------------------------------------------------------
 @pytest.mark.thorough
 async def test_session_of_another_host_is_shown_without_waiting(tmp_path: Path) -> None:
-    """A turn that runs and one that waits there, and a question: each is shown at once, as the log has it."""
+    """The other host has a running turn, a waiting ask and a question. The log shows each immediately."""
     with Served(tmp_path / "server") as served:
         async with Host(f"sqlite:{tmp_path / 'server' / 'store.db'}") as host:
             session = await host.open("claude", command=fake_agent.command(ASKS))

@@ -1,4 +1,4 @@
-"""A session of which only the record was made, when its host died or was cut off: nobody was told that it is there."""
+"""A session that has only its record because its host died or was cut off. No caller has its id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_session_left_incomplete_is_completed_by_the_same_key(name: str | 
         app.make(context, token="a-token-of-the-tests", port=0)
         assert context.application is not None
         id = session_id("the-key")
-        # As far as its host came: the record, and nothing of how it was to be opened.
+        # The host came this far: the log has the record, and no spec of the session.
         host.log.release(id, await recovery.create(host.log, id, name, "claude"))
         headers = {"content-type": "application/json", "idempotency-key": "the-key"}
         body = msgspec.json.encode({"command": fake_agent.command({}), "name": name})
@@ -35,7 +35,7 @@ async def test_session_left_incomplete_is_completed_by_the_same_key(name: str | 
             await context.application(ForwardedRequest("POST", "/v1/sessions", headers, body).encoded())
         )
         assert (opened.status, msgspec.json.decode(opened.body)["id"]) == (201, id)
-        # It has the command that was asked for, and not the one that its agent usually has.
+        # The session has the requested command, not the default of its agent.
         turn = await host.session(id).ask("hello")
         assert (await turn.outcome()).text == "hello"
         again = response_of(
@@ -64,5 +64,5 @@ async def test_create_neither_reuses_nor_deletes_a_session_made_by_another_host(
         with pytest.raises(UsageError, match="session 's' already exists"):
             await creating
     assert data(await everything(log)) == [b"of another host"]
-    assert (await Writer.claim(log)).epoch == writer.epoch + 2  # It was let go of.
+    assert (await Writer.claim(log)).epoch == writer.epoch + 2  # The claim was released.
     await log.close()

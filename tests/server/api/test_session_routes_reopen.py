@@ -1,4 +1,4 @@
-"""A name that is known, opened otherwise: what is answered, what is started and what the log says are one."""
+"""Reopening a known name with other settings: the answer, the process and the log agree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def bodies(session: Session) -> Sequence[dict[str, Any]]:
 
 
 async def works_in(session: Session) -> str:
-    """Where the agent is that answers."""
+    """Return the working folder of the agent that answers."""
     await (await session.ask("hello")).outcome()
     (pid,) = session.status().pids
     return os.readlink(f"/proc/{pid}/cwd")
@@ -45,7 +45,7 @@ async def test_reopen_with_another_cwd_is_logged_and_used_by_takeover(tmp_path: 
         assert session.cwd == str(two)
         assert await works_in(session) == str(two)
     async with Host(store) as other:
-        # As a host does that finds it in the store, and was not told how to open it.
+        # As a host that finds the session in the store and has no spec from a caller.
         taken = await other.take_over(session.id)
         assert (taken.cwd, await works_in(taken)) == (str(two), str(two))
 
@@ -56,7 +56,7 @@ async def test_reopen_with_same_settings_logs_nothing(tmp_path: Path) -> None:
         session = await host.open("claude", **how)
         await host.open("claude", **how)
         assert len(await bodies(session)) == 1
-        # A number is no reason for another process, and one for whoever takes it over.
+        # A changed number starts no new process, but the log needs it for the next take-over.
         await host.open("claude", **how, options={"drain_seconds": 9})
         await host.open("claude", **how, options={"drain_seconds": 9})
         assert [body["options"] for body in await bodies(session)] == [{}, {"drain_seconds": 9}]
@@ -64,7 +64,7 @@ async def test_reopen_with_same_settings_logs_nothing(tmp_path: Path) -> None:
 
 async def test_reopen_is_refused_when_log_is_full_and_logged_on_retry(tmp_path: Path) -> None:
     how: dict[str, Any] = {"command": fake_agent.command(), "name": "x", "options": RETRIES}
-    # More than what is free in the file.
+    # More than the free space in the file.
     long = "be brief\n" * 50_000
     async with Host(f"sqlite:{tmp_path / 'store.db'}") as host:
         session = await host.open("claude", **how)

@@ -1,4 +1,4 @@
-"""A session at a glance, its queue put in order by hand, and why: what is shown is so."""
+"""Status of a session, moves in its queue, and the explanation of its waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASKS = {"prompt 1": ['ask Bash {"command": "make test"}', "say done"]}
 
 
 def wait(served: Served, path: str, is_so: Callable[[Any], bool]) -> Any:
-    """Until what is shown there is so."""
+    """Poll a path until its answer satisfies `is_so`."""
     deadline = time.monotonic() + SECONDS_MAX
     while not is_so(shown := served.get(path)):
         assert time.monotonic() < deadline, shown
@@ -40,7 +40,7 @@ def state(wanted: str) -> Callable[[Any], bool]:
     return lambda shown: shown["state"] == wanted
 
 
-# -- at a glance -----------------------------------------------------------------------------------------------------
+# -- status ----------------------------------------------------------------------------------------------------------
 def test_session_state_is_one_word_for_what_it_does(fresh: Served, tmp_path: Path) -> None:
     begin = time.time()
     session = fresh.open(ASKS, cwd=str(tmp_path), name="glance")
@@ -62,7 +62,7 @@ def test_session_state_is_one_word_for_what_it_does(fresh: Served, tmp_path: Pat
     wait(fresh, path, lambda shown: shown["phase"] == "running")
     assert running["questions"] == []
     fresh.post(f"{path}/turns/{hangs}/interrupt")
-    # Closed, and found again by a server that was never told where it works.
+    # Closed, then found again by a server that does not know its folder.
     assert fresh.request("DELETE", path).json["state"] == "gone"
     fresh.stop()
     fresh.start()
@@ -86,7 +86,7 @@ def test_session_waiting_for_a_process_slot_is_queued(tmp_path: Path) -> None:
 
 
 def test_session_backing_off_is_wedged(served: Served) -> None:
-    """It comes to nothing each time that it is started, and so is not for a while."""
+    """The process fails at every start, so the session waits before the next start."""
     session = served.post("/v1/sessions", {"command": ["/bin/false"], "options": {"backoff_seconds": 30}})["id"]
     for number in range(5):
         served.ask(session, f"{number}")
@@ -96,7 +96,7 @@ def test_session_backing_off_is_wedged(served: Served) -> None:
 
 async def until(session: Session, wanted: str) -> None:
     async with asyncio.timeout(SECONDS_MAX):
-        while session.status().state != wanted:  # noqa: ASYNC110 - a state is looked at: nothing tells of it.
+        while session.status().state != wanted:  # noqa: ASYNC110 - no event reports the state.
             await asyncio.sleep(0.01)
 
 
@@ -109,7 +109,7 @@ async def test_session_with_unexplained_silent_agent_is_wedged(monkeypatch: pyte
         await until(session, "wedged")
         await turn.interrupt()
         await until(session, "idle")
-        # A tool may take as long as it takes.
+        # A tool may run for any time.
         turn = await session.ask('@@tool_use Bash {"command": "make"}\n@@hang')
         await until(session, "running")
         async with asyncio.timeout(SECONDS_MAX):
@@ -127,7 +127,7 @@ async def test_session_whose_process_outlives_the_ladder_is_wedged() -> None:
         await (await session.ask("hello")).outcome()
         session.close_nowait()
         assert session.status().state == "running"
-        # As if all that time had passed.
+        # As if the whole time had passed.
         session._stop_seconds_max = 0.0  # pyright: ignore[reportPrivateUsage]
         await until(session, "wedged")
         await session.wait_closed()
@@ -141,13 +141,13 @@ def test_session_of_another_host_is_elsewhere(served: Served, tmp_path: Path) ->
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used: unlike the time that passed, it does not grow with what else this machine does."""
+    """Return the CPU time of a process. Unlike wall time, it does not grow with the load of the machine."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_session_listing_of_many_is_quick(fresh: Served) -> None:
-    """A page asks for it each time that it comes back."""
+    """A page requests the list each time that it comes back."""
     for number in range(100):
         fresh.open(name=f"s{number}")
     begin = cpu_seconds(fresh.pid)
@@ -175,7 +175,7 @@ def test_prompt_preview_redacts_secrets(tmp_path: Path) -> None:
     with Served(tmp_path / "server", secrets=["hunter2-and-more"]) as served:
         session = served.open()
         served.ask(session, "@@hang\nhunter2-and-more")
-        # Its end would be behind the cut.
+        # The preview would cut off the end of the secret.
         served.ask(session, "y" * 190 + "hunter2-and-more")
         path = f"/v1/sessions/{session}"
         wait(served, path, lambda shown: shown["phase"] == "running" and len(shown["queue"]) == 1)
@@ -207,11 +207,11 @@ def test_queued_turn_is_moved_only_within_its_priority(served: Served) -> None:
 
     assert move(third, first) == [third, first, second, low]
     assert move(second, None) == [second, third, first, low]
-    # There already, before itself, alone in its class: as it was.
+    # Already there, before itself, or alone in its class: the order stays.
     assert move(second, None) == move(second, second) == move(low, None) == [second, third, first, low]
     assert served.post(f"{path}/{first}/move")["queue"][0]["turn"] == first
     assert [each["turn"] for each in served.get(f"/v1/sessions/{session}")["queue"]] == [first, second, third, low]
-    # Of another class; running; over; never there.
+    # A turn of another class; running; over; unknown.
     assert move(low, first) == move(first, low) == 422
     assert move(holder, None) == move(first, holder) == 409
     served.post(f"{path}/{holder}/interrupt")
@@ -252,10 +252,10 @@ def test_why_names_unanswered_agent_requests(served: Served) -> None:
     path = f"/v1/sessions/{session}"
     turn = served.ask(session, "go")
     wait(served, path, lambda shown: shown["phase"] == "running")
-    # Its receipt comes with the end, and so from another thread.
+    # The receipt comes with the end of the turn, so another thread waits for it.
     thread = threading.Thread(target=served.request, args=("POST", f"{path}/turns/{turn}/interrupt"))
     thread.start()
-    # On a busy machine the handshake may still be unanswered too: it is listed until its answer is here.
+    # On a busy machine the handshake may be unanswered too. It is listed until its answer arrives.
     why = wait(served, f"{path}/why", lambda shown: [each["kind"] for each in shown["requests"]] == ["interrupt"])
     (request,) = why["requests"]
     assert 0 <= request["seconds"] < SECONDS_MAX

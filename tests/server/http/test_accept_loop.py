@@ -1,4 +1,4 @@
-"""How many are let in: as many as there is room for, with enough kept back for what the server is for."""
+"""Accept loop with a connection limit that keeps file descriptors for the work of the server."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_accept_shares_are_split_between_port_and_socket() -> None:
 
 
 def test_accept_loop_keeps_room_for_owner_when_clients_lack_a_token(tmp_path: Path) -> None:
-    """Another user of this machine holds more connections than there is room for; most of them were answered once."""
+    """Another user of this machine holds more connections than the limit. Most of them were answered once."""
     with Served(tmp_path / "server", fds_max=FDS) as served, ExitStack() as held:
         peers = [held.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(2 * FDS)]
         for peer in peers[::2]:
             peer.sendall(f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\n\r\n".encode())
         assert served.get("/v1/server")["pid"] == served.pid
-        # What has shown a token stays, however many come after it.
+        # A connection that has shown a token stays, however many come after it.
         stream = held.enter_context(served.stream("/v1/events"))
         stream.until_live()
         peers += [held.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(FDS)]
@@ -50,7 +50,7 @@ def test_accept_loop_serves_owner_socket_when_port_is_full(tmp_path: Path) -> No
         path = json.loads((served.folder / "state" / "banksman" / "server.json").read_text())["socket"]
         for stream in [held.enter_context(served.stream("/v1/events")) for _ in range(ROOM - ROOM // 4)]:
             stream.until_live()
-        # More than there is room for in all. They have the token, so that none of them is closed for another.
+        # More connections than the limit. They have the token, so none of them is closed for another.
         lines = ("GET /v1/events HTTP/1.1", f"Host: 127.0.0.1:{served.port}", f"Authorization: Bearer {TOKEN}", "", "")
         for _ in range(ROOM):
             peer = held.enter_context(socket.create_connection(("127.0.0.1", served.port)))
@@ -66,11 +66,11 @@ def test_accept_loop_serves_owner_socket_when_port_is_full(tmp_path: Path) -> No
 def test_accept_loop_at_fd_limit_makes_connections_wait_and_still_starts_commands(tmp_path: Path) -> None:
     with Served(tmp_path / "server", fds_max=FDS) as served, ExitStack() as open_ones:
         session = served.open()
-        room = ROOM - ROOM // 4  # The rest is the user's own socket's.
+        room = ROOM - ROOM // 4  # The rest belongs to the user's socket.
         followed = [open_ones.enter_context(served.stream("/v1/events")) for _ in range(room - 1)]
         for stream in followed:
             stream.until_live()
-        # The last one that there is room for: it can do whatever the server can.
+        # The last connection within the limit can use the whole server.
         assert served.outcome(session, served.ask(session, "hello"))["kind"] == "done"
         assert served.get(f"/v1/commands/{served.post('/v1/commands', {'argv': ['true']})['id']}?wait=60")["finished"]
         waiting = [open_ones.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(50)]
@@ -78,12 +78,12 @@ def test_accept_loop_at_fd_limit_makes_connections_wait_and_still_starts_command
             peer.sendall(
                 f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nConnection: close\r\n\r\n".encode()
             )
-        # As each is answered and goes, the next is let in.
+        # When a connection is answered and closes, the next is accepted.
         for peer in waiting:
             peer.settimeout(60)
             assert peer.recv(65536).startswith(b"HTTP/1.1 200 ")
         log = served.log.read_text(encoding="utf-8")
         assert "connection limit reached" in log
         assert "Traceback" not in log
-        # What it said about it is a line for each time, and not one for each who waits a second.
+        # The log has a line for each time that the limit is reached, not one for each second of waiting.
         assert log.count("connection limit reached") <= 60

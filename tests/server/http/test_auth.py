@@ -1,4 +1,4 @@
-"""Who is let in, and who is not. A real server, and bytes at its socket: what a browser would never send, too."""
+"""Authentication at a real server, with raw bytes at its socket, including requests that no browser sends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def page_token(served: Served) -> str:
-    """As a browser gets it: by the code in the link that `banksman page` prints."""
+    """Return a page token as a browser gets it: by the code in the link that `banksman page` prints."""
     code = served.post("/v1/login/code")["code"]
     answer = served.request("POST", "/v1/login", {"code": code}, token=False, headers={"Origin": served.url})
     assert answer.status == 200
@@ -91,7 +91,7 @@ def test_auth_is_required_except_for_page_and_health_routes(served: Served) -> N
             if (method, path) not in (("get", "/healthz"), ("get", "/livez"), ("post", "/v1/login")):
                 filled = re.sub(r"\{\w+\}", "x", path)
                 assert served.request(method.upper(), filled, token=False).status == 401, (method, path)
-    # Nobody is told either what is there and what is not.
+    # A refusal does not reveal which routes exist.
     assert served.request("GET", "/v1/nothing", token=False).status == 401
 
 
@@ -116,7 +116,7 @@ FOREIGN_HOSTS = (
 
 
 def test_auth_refuses_foreign_host_header(served: Served) -> None:
-    """Rebinding: a foreign name was made to point here. Whatever it brings, and where everybody may look, too."""
+    """DNS rebinding: a foreign name points here. It is refused with every header, and on open routes too."""
     for host in FOREIGN_HOSTS:
         for path in ("/v1/server", "/", "/healthz"):
             assert ask(served, f"GET {path}", host=host, token=True) in (400, 403), (host, path)
@@ -146,13 +146,13 @@ def test_auth_accepts_configured_proxy_host(tmp_path: Path) -> None:
         assert ask(served, "GET /v1/server", host="agents.example", token=True) == 200
         assert ask(served, "GET /v1/server", host="Agents.Example:443", token=True) == 200
         assert ask(served, "GET /v1/server", host="x.agents.example", token=True) == 403
-        # The proxy took the TLS off: the page is at https.
+        # The proxy terminated the TLS: the page is at https.
         host = "agents.example"
         assert ask(served, "GET /v1/server", "Origin: https://agents.example", host=host, token=True) == 200
         assert ask(served, "GET /v1/server", "Origin: https://evil.example", host=host, token=True) == 403
 
 
-# -- the site ---------------------------------------------------------------------------------------------------------
+# -- the origin -------------------------------------------------------------------------------------------------------
 def test_auth_refuses_foreign_origin_even_with_a_token(served: Served) -> None:
     good = page_token(served)
     ours = f"http://127.0.0.1:{served.port}"
@@ -191,7 +191,7 @@ def test_auth_grants_no_cors_preflight(served: Served) -> None:
             assert b"access-control" not in said.lower()
 
 
-# -- the page's token -------------------------------------------------------------------------------------------------
+# -- the page token ---------------------------------------------------------------------------------------------------
 def test_login_by_token_and_logout(served: Served) -> None:
     origin = {"Origin": served.url}
     for wrong in ("", "x", f"{TOKEN}x", TOKEN[:-1]):
@@ -206,7 +206,7 @@ def test_login_by_token_and_logout(served: Served) -> None:
     assert served.request("POST", "/v1/logout", token=False).status == 401
     assert served.request("POST", "/v1/logout", token=False, headers=good | origin).status == 204
     assert served.request("GET", "/v1/server", token=False, headers=good).status == 401
-    # The server's own token is not a page's to revoke.
+    # A page cannot revoke the server's own token.
     assert served.request("POST", "/v1/logout").status == 204
     assert served.request("GET", "/v1/server").status == 200
 
@@ -230,7 +230,7 @@ def test_logout_ends_the_streams_of_its_page_token_and_no_others(served: Served)
 
 
 def test_logout_ends_a_stream_that_is_being_opened(served: Served) -> None:
-    """The stream's request is let in first, and the logout comes while the server looks for what it is to stream."""
+    """The stream's request passes authentication first. The logout comes while the server prepares the stream."""
     for _ in range(5):
         good = page_token(served)
         head = f"HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nAuthorization: Bearer {good}\r\n"
@@ -244,7 +244,7 @@ def test_logout_ends_a_stream_that_is_being_opened(served: Served) -> None:
             other.sendall(f"POST /v1/logout {head}Origin: {served.url}\r\nContent-Length: 0\r\n\r\n".encode())
             assert other.recv(1000).startswith(b"HTTP/1.1 204")
             served.open()
-            # It is refused, or cut off.
+            # The stream is refused or cut off.
             told = b""
             with contextlib.suppress(ConnectionResetError):
                 while data := stream.recv(1 << 16):
@@ -253,8 +253,10 @@ def test_logout_ends_a_stream_that_is_being_opened(served: Served) -> None:
 
 
 def test_auth_ignores_cookies(served: Served) -> None:
-    """A browser sends cookies to every port of this machine: a program at another port would have it, and could make
-    up the rest."""
+    """A browser sends cookies to every port of this machine.
+
+    A program at another port would receive the cookie and could forge the rest of a request.
+    """
     good = page_token(served)
     ours = f"Origin: http://127.0.0.1:{served.port}"
     for value in (good, TOKEN):
@@ -363,9 +365,9 @@ def test_page_token_lives_as_long_as_the_servers_token(tmp_path: Path) -> None:
         assert ask(served, "GET /v1/server", good) == 401
 
 
-# -- nothing is told --------------------------------------------------------------------------------------------------
+# -- secrets ----------------------------------------------------------------------------------------------------------
 def test_log_and_answers_never_contain_a_secret(tmp_path: Path) -> None:
-    """At debug level, and with the secrets put wherever a careless caller could put them."""
+    """At debug level, with the secrets in every place where a careless caller could put them."""
     with Served(tmp_path / "server", log_level="debug", secrets=["another-secret-word"]) as served:
         good = page_token(served)
         said: list[bytes] = []
@@ -376,7 +378,8 @@ def test_log_and_answers_never_contain_a_secret(tmp_path: Path) -> None:
             odd = ((), (f"X-Token: {TOKEN}", f"Referer: http://127.0.0.1/{TOKEN}"), (f"Authorization: Bearer {good}x",))
             requests = [head(f"{line} HTTP/1.1", *headers, port=served.port, token=False) for headers in odd]
             said += [talk(served.port, request) for request in requests]
-            # To who is let in it is no news: it may be told that there is no session by the name that it gave.
+            # An authenticated client knows the word already: the answer may repeat it as the name of an unknown
+            # session.
             talk(served.port, head(f"{line} HTTP/1.1", f"X-Token: {good}", port=served.port, token=True))
         said.append(talk(served.port, f"garbage {TOKEN}\r\n\r\n".encode()))
         said.append(talk(served.port, head("GET / HTTP/1.1", port=served.port, host=TOKEN)))
@@ -385,7 +388,7 @@ def test_log_and_answers_never_contain_a_secret(tmp_path: Path) -> None:
         assert served.process is not None
         assert served.process.stdout is not None
         served.process.terminate()
-        # Its first line was the URL with a one-time code, for whoever started it. There is no second.
+        # The first line was the URL with a one-time code, for the user that started the server. There is no second.
         assert served.process.stdout.read() == ""
         log = served.log.read_text(encoding="utf-8")
     assert "GET /v1/server 200" in log

@@ -1,4 +1,4 @@
-"""How long a connection is kept: whatever it was used for, and in whatever pieces, somebody or some timer ends it."""
+"""Lifetime of a connection: whatever it carried, and in whatever pieces, a client or a timer ends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ only_linux = pytest.mark.skipif(sys.platform != "linux", reason="no other kernel
 
 @asynccontextmanager
 async def connected(port: int) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection, and a time within which all must have happened."""
+    """Open a connection, with a timeout for the whole test."""
     async with asyncio.timeout(SECONDS_MAX / 4):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -34,26 +34,26 @@ async def connected(port: int) -> AsyncGenerator[tuple[asyncio.StreamReader, asy
 
 
 def kept(line: str, *headers: str, port: int, token: bool = True) -> bytes:
-    """The head of a request that is not the last of its connection."""
+    """Return the head of a request that keeps its connection alive."""
     return head(line, *headers, port=port, token=token).replace(b"Connection: close\r\n", b"")
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """The next one: its status, its body."""
+    """Read the next answer: its status and its body."""
     said = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", said)
     return statuses(said)[0], b"" if length is None else await reader.readexactly(int(length[1]))
 
 
 async def wait_lingered(port: int) -> None:
-    """Somebody else was answered early, went on, and was let go: so long it is now since this was called."""
+    """Wait until the server closes a connection that was answered early. At least the linger time has passed then."""
     async with connected(port) as (reader, writer):
         writer.write(kept("POST /v1/server HTTP/1.1", "Content-Length: 1000", port=port, token=False))
         assert statuses(await reader.read()) == [401]
 
 
 async def waiting(port: int, seconds: float) -> bytes:
-    """A request that is answered after so long."""
+    """Return a request that is answered after `seconds`."""
     async with connected(port) as (reader, writer):
         body = b'{"argv": ["sleep", "60"]}'
         writer.write(kept("POST /v1/commands HTTP/1.1", JSON_LINE, f"Content-Length: {len(body)}", port=port) + body)
@@ -64,7 +64,7 @@ async def waiting(port: int, seconds: float) -> bytes:
         return kept(f"GET /v1/commands/{found[1].decode()}?wait={seconds} HTTP/1.1", port=port)
 
 
-# -- one that was answered before it had said all ---------------------------------------------------------------------
+# -- connections answered before the end of their request -------------------------------------------------------------
 @pytest.mark.parametrize(
     ("length", "rest"), [("Content-Length: 10", b"67890"), ("Transfer-Encoding: chunked", b"5\r\n67890\r\n0\r\n\r\n")]
 )
@@ -81,8 +81,10 @@ async def test_connection_answered_early_is_closed_when_the_client_goes_quiet(
 
 
 async def test_connection_is_not_kept_alive_by_blank_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are no request. Nor are they one that came too late: nobody is told anything that could be taken for the
-    answer to the next."""
+    """Blank lines are no request, and no late request either.
+
+    The server sends nothing that a client could take for the answer to its next request.
+    """
     monkeypatch.setattr(connection, "IDLE_SECONDS_MAX", SHORT)
     async with in_this_process() as port, connected(port) as (reader, writer):
         writer.write(kept("GET /healthz HTTP/1.1", port=port))
@@ -91,12 +93,12 @@ async def test_connection_is_not_kept_alive_by_blank_lines(monkeypatch: pytest.M
         while not rest.done():
             writer.write(b"\r\n")
             await asyncio.wait((rest,), timeout=SHORT / 10)
-        # A blank line may have crossed the end, and be answered by a reset.
+        # A blank line may have crossed the close, and cause a reset.
         assert isinstance(rest.exception(), ConnectionError) or rest.result() == b""
 
 
 async def test_idle_connection_is_kept_for_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not only as long as the rest of a body, or a head."""
+    """The time of an idle connection is not that of the rest of a body, or of a head."""
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", SHORT)
     monkeypatch.setattr(connection, "HEAD_SECONDS_MAX", SHORT)
     async with in_this_process() as port, connected(port) as (reader, writer):
@@ -110,7 +112,7 @@ async def test_idle_connection_is_kept_for_the_idle_time(monkeypatch: pytest.Mon
         assert statuses(await reader.read()) == [200]
 
 
-# -- requests that are sent ahead -------------------------------------------------------------------------------------
+# -- pipelined requests -----------------------------------------------------------------------------------------------
 async def test_pipelined_request_has_full_time_for_its_body(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -125,7 +127,7 @@ async def test_pipelined_request_has_full_time_for_its_body(
             await wait_lingered(port)
             writer.write(BODY[5:])
             assert statuses(await reader.read()) == [401]
-        # What is not read of it is not waited for, here either.
+        # Here too, the server does not wait for an unread body.
         async with connected(port) as (reader, writer):
             writer.write(first + kept("POST /v1/server HTTP/1.1", "Content-Length: 9", port=port, token=False))
             assert statuses(await reader.read()) == [200, 401]
@@ -133,14 +135,14 @@ async def test_pipelined_request_has_full_time_for_its_body(
 
 @pytest.mark.parametrize("ahead", [b"\r\n", b"GET /heal"], ids=["a blank line", "half a head"])
 async def test_pipelined_bytes_do_not_end_a_running_request(monkeypatch: pytest.MonkeyPatch, ahead: bytes) -> None:
-    """Its own time begins when there is nothing else to wait for, and we listen."""
+    """The time for the next head begins when no request runs and the server reads again."""
     monkeypatch.setattr(connection, "HEAD_SECONDS_MAX", SHORT)
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", SHORT)
     async with in_this_process() as port:
         first = await waiting(port, 5 * SHORT)
         async with connected(port) as (reader, writer):
             writer.write(first)
-            # Its head has been read by now: what comes is another piece.
+            # The server has read the head: the next bytes are another piece.
             await wait_lingered(port)
             writer.write(ahead)
             assert (await answer(reader))[0] == 200
@@ -149,7 +151,7 @@ async def test_pipelined_bytes_do_not_end_a_running_request(monkeypatch: pytest.
 
 
 async def test_connection_is_cut_off_when_too_many_requests_are_pipelined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer could not be told from one to those before. What was asked first runs, and is not answered."""
+    """A client could not match an answer to its request. The first request runs, and is not answered."""
     monkeypatch.setattr(connection, "PIPELINED_MAX", 3)
     async with in_this_process() as port:
         first = await waiting(port, 5 * SHORT)
@@ -159,7 +161,7 @@ async def test_connection_is_cut_off_when_too_many_requests_are_pipelined(monkey
         assert await asyncio.to_thread(talk, port, first + one * 3 + last) == b""
 
 
-# -- what a refused connection is told --------------------------------------------------------------------------------
+# -- refused connections ----------------------------------------------------------------------------------------------
 async def test_refusal_has_the_headers_of_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def names(said: bytes) -> set[bytes]:
         return {line.partition(b":")[0] for line in said.partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]}
@@ -169,21 +171,21 @@ async def test_refusal_has_the_headers_of_every_answer(monkeypatch: pytest.Monke
         refusal = await asyncio.to_thread(talk, port, b"GET /%s HTTP/1.1\r\n\r\n" % (b"x" * 9000))
         assert (statuses(usual), statuses(refusal)) == ([404], [414])
         assert names(usual) == names(refusal)
-        # And those of the problem itself.
+        # The headers of the problem are there too.
         monkeypatch.setattr(connection, "_too_large", lambda: connection.Problem(429, "TooMany", "for this test"))
         busy = await asyncio.to_thread(talk, port, head("GET / HTTP/1.1", f"X: {'x' * 70_000}", port=port))
         assert statuses(busy) == [429]
         assert b"\r\nretry-after: 1\r\n" in busy.lower()
 
 
-# -- a client that does not read --------------------------------------------------------------------------------------
+# -- clients that do not read -----------------------------------------------------------------------------------------
 @pytest.mark.thorough
 @pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=only_linux)], ids=["by us", "by the kernel"])
 async def test_stream_that_is_cut_off_is_counted_and_plain_answer_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_kernel: bool
 ) -> None:
     if by_kernel:
-        # Which of the two is the first is a matter of milliseconds.
+        # Otherwise it is a matter of milliseconds which of the two comes first.
         monkeypatch.setattr(connection.Connection, "_watch_stall", leave_it)
     cut: asyncio.Queue[bool] = asyncio.Queue()
     count = servers.HttpServer._on_stall  # pyright: ignore[reportPrivateUsage]
@@ -202,12 +204,12 @@ async def test_stream_that_is_cut_off_is_counted_and_plain_answer_is_not(
             await asyncio.to_thread(served.outcome, session, turn)
         path = f"GET /v1/sessions/{session}/events HTTP/1.1"
         for accept in ("application/json", "text/event-stream", "application/x-ndjson"):
-            # One that a plain request waits behind, too: what is cut off is what was being sent.
+            # Also with a plain request waiting behind: the answer that was being sent is cut off.
             for behind in (b"", kept("GET /healthz HTTP/1.1", port=port)):
                 with unread(port, kept(path, f"Accept: {accept}", port=port) + behind):
                     async with asyncio.timeout(SECONDS_MAX / 4):
                         assert await cut.get() is (accept != "application/json"), accept
-        # A stream behind an answer that nobody takes has not begun.
+        # A stream behind an answer that the client does not read has not begun.
         both = kept(path, port=port) + kept(path, "Accept: text/event-stream", port=port)
         with unread(port, both):
             async with asyncio.timeout(SECONDS_MAX / 4):
@@ -218,11 +220,11 @@ async def test_stream_that_is_cut_off_is_counted_and_plain_answer_is_not(
 
 
 def leave_it(_: connection.Connection) -> None:
-    """Somebody else does it."""
+    """Do nothing; the kernel cuts the connection off."""
 
 
 def unread(port: int, request: bytes) -> socket.socket:
-    """Somebody who asks, and takes nothing; nor does its kernel take much for it."""
+    """Send a request without reading the answer, with a small receive buffer."""
     peer = socket.socket()
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 10)
     peer.connect(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""What a request may be: sizes, shapes, times. What is not is refused, and the server goes on."""
+"""Limits on requests: sizes, shapes and times. The server refuses others and keeps serving."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def served(server: Served) -> Iterator[Served]:
     before = server.log.stat().st_size
     yield server
-    # Whatever it was sent: it still serves, and nothing of it was a bug.
+    # Whatever the test sent, the server still serves, and its log has no traceback.
     assert server.request("GET", "/healthz").status == 200
     assert b"Traceback" not in server.log.read_bytes()[before:]
 
@@ -49,10 +49,10 @@ def test_body_is_limited_to_32_mib(served: Served) -> None:
     frame = b'{"token":""}'
     whole = b'{"token":"%s"}' % (b"x" * (limit - len(frame)))
     assert len(whole) == limit
-    # It was read, and found to be no token.
+    # The body was read, and holds no valid token.
     assert served.request("POST", "/v1/login", whole, headers=JSON).status == 401
     for size in (limit + 1, 1 << 40, 10**30):
-        # Refused by what it says of itself: not a byte of it was sent.
+        # Refused by its declared length: not a byte of the body was sent.
         length = f"Content-Length: {size}"
         said = talk(
             served.port, head("POST /v1/login HTTP/1.1", length, "Content-Type: application/json", port=served.port)
@@ -61,7 +61,7 @@ def test_body_is_limited_to_32_mib(served: Served) -> None:
 
 
 async def test_body_without_a_token_is_limited_to_4_kib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that has shown no token makes the server keep little, however many there are."""
+    """Clients without a token make the server keep little, however many there are."""
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", 0.1)
     async with in_this_process() as port:
         for size, status in ((route.STRANGER_BODY_BYTES_MAX, 401), (route.STRANGER_BODY_BYTES_MAX + 1, 413)):
@@ -78,7 +78,10 @@ async def test_body_without_a_token_is_limited_to_4_kib(monkeypatch: pytest.Monk
 
 
 async def test_chunked_body_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it still sends is not kept, and after a while not listened to: until then it can read why."""
+    """The server drops the rest of the body, and stops reading after a while.
+
+    Until then the client can read the answer.
+    """
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", 0.5)
     async with in_this_process(body_bytes_max=100_000) as port:
         chunk = b"1000\r\n%s\r\n" % (b"x" * 0x1000)
@@ -94,7 +97,7 @@ async def test_chunked_body_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPa
             with suppress(OSError):
                 await writer.drain()
         writer.close()
-        # Who ends it in time has lost nothing, the connection included.
+        # A client that ends its body in time keeps its connection.
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(post + chunk * 100 + b"0\r\n\r\n" + head("GET /healthz HTTP/1.1", port=port))
         assert statuses(await reader.read()) == [413, 200]
@@ -103,11 +106,11 @@ async def test_chunked_body_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPa
 
 
 def test_body_larger_than_the_head_limit_is_accepted(served: Served) -> None:
-    """It comes in as one piece with its head, and ends with it."""
+    """The body arrives in one piece with its head."""
     for size in (60_000, 70_000, 130_000, 200_000, 250_000, 300_000):
         body = b'{"token":"%s"}' % (b"x" * size)
         assert served.request("POST", "/v1/login", body, headers=JSON).status == 401, size
-        # The same with the beginning of another request behind it.
+        # The same with the start of another request behind it.
         lines = head("GET /healthz HTTP/1.1", port=served.port)
         request = head("POST /v1/login HTTP/1.1", f"Content-Length: {len(body)}", JSON_LINE, port=served.port)
         kept = request.replace(b"Connection: close\r\n", b"")
@@ -125,12 +128,12 @@ def test_head_is_limited_in_size(served: Served) -> None:
     assert statuses(talk(port, head("GET /healthz HTTP/1.1", f"{long}: x", port=port))) == [431]
     many = [f"X-{number}: {number}" for number in range(10_000)]
     assert statuses(talk(port, head("GET /healthz HTTP/1.1", *many, port=port))) == [431]
-    # One that never ends is not waited for.
+    # The server does not wait for the end of an endless head.
     with socket.create_connection(("127.0.0.1", port), SECONDS_MAX) as peer:
         peer.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
         with pytest.raises(OSError, match=r"reset|pipe"):
             peer.sendall(b"x" * (1 << 30))
-    # And what comes after a body counts the same, and is no head.
+    # A trailer has the same limit, and is no head.
     trailer = b"5\r\nhello\r\n0\r\nX: %s\r\n\r\n" % long.encode()
     request = head("POST /v1/login HTTP/1.1", "Transfer-Encoding: chunked", JSON_LINE, port=port)
     assert statuses(talk(port, request + trailer)) == [431]
@@ -198,7 +201,7 @@ def test_path_traversal_is_refused(served: Served) -> None:
 
 
 def test_ambiguous_request_is_refused(served: Served) -> None:
-    """What smuggles one request past a proxy in another: each is an error here, and ends the connection."""
+    """Each shape could smuggle a request past a proxy. Each is an error here, and ends the connection."""
     port = served.port
     hidden = b"GET /v1/server HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     post = f"POST /v1/logout HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
@@ -233,13 +236,13 @@ def test_malformed_request_is_refused(served: Served) -> None:
     port = served.port
     for data in (
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),  # A browser that was told https.
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),  # A browser that uses https.
         *(b"\x00" * 100, b"\xff" * 100, b"hello\r\n\r\n", b"GET\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"),
         *(b"GET  / HTTP/1.1\r\n\r\n", b"G\xc3\x89T / HTTP/1.1\r\n\r\n", b"get / http/1.1\r\n\r\n", b"{}\r\n\r\n"),
         *(b"GET / HTTP/1.1 x\r\n\r\n", b" GET / HTTP/1.1\r\n\r\n", b"GET x HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
     ):
         said = talk(port, data, is_ended=True)
-        # What is a request with a little good will says no name that we could be known by.
+        # A lenient parser would accept some of these as requests, but they carry no allowed host name.
         assert statuses(said) in ([400], [403]), (data[:40], said)
         assert b"application/problem+json" in said
 
@@ -260,12 +263,12 @@ def test_method_and_version_that_are_unknown_are_refused(served: Served) -> None
     said = talk(port, head("GET /v1/server HTTP/1.0", port=port))
     assert statuses(said) == [200]
     assert b"transfer-encoding" not in said.lower()
-    # An answer to HEAD is the head: of a stream, too.
+    # The answer to HEAD is only the head, also for a stream.
     for path in ("/v1/server", "/v1/events", "/", "/v1/nothing"):
         said = talk(port, head(f"HEAD {path} HTTP/1.1", port=port))
         assert said.endswith(b"\r\n\r\n"), path
         assert said.count(b"\r\n\r\n") == 1, path
-    # There is nothing to upgrade to: it is answered as if it had not asked.
+    # There is no protocol to upgrade to: the header is ignored.
     upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: eA==", "Sec-WebSocket-Version: 13")
     said = talk(port, head("GET /v1/server HTTP/1.1", *upgrade, port=port), is_ended=True)
     assert statuses(said)[0] in (200, 400)
@@ -281,12 +284,12 @@ def test_pipelined_requests_are_answered_in_order_and_bounded(served: Served) ->
     requests = [one.replace(b"NUMBER", b"0" if number % 3 else b"1") for number in range(30)]
     said = talk(served.port, b"".join(requests) + last)
     assert statuses(said) == [*(400 if number % 3 else 200 for number in range(30)), 200]
-    # More than anybody means: the connection is ended, and what was sent ahead does not pile up.
+    # More than any client needs: the connection ends, and pipelined requests do not pile up.
     assert len(statuses(talk(served.port, b"".join(requests * 100) + last))) < 3001
 
 
 def test_malformed_pipelined_request_does_not_answer_the_one_before(served: Served) -> None:
-    """An error in the second must not be read as the answer to the first."""
+    """A client must not read an error in the second request as the answer to the first."""
     command = served.post("/v1/commands", {"argv": ["sleep", "60"]})["id"]
     waits = head(f"GET /v1/commands/{command}?wait=60 HTTP/1.1", port=served.port).replace(
         b"Connection: close\r\n", b""
@@ -297,7 +300,7 @@ def test_malformed_pipelined_request_does_not_answer_the_one_before(served: Serv
         b"GET / HTTP/1.1\r\nX: %s" % (b"x" * 400_000),
     ):
         assert talk(served.port, waits, second) == b""
-    # Nor what comes after one that waits behind a stream.
+    # Nor the answer to garbage after a request that waits behind a stream.
     follows = waits.replace(f"/v1/commands/{command}?wait=60".encode(), b"/v1/events")
     said = talk(served.port, follows + b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\ngarbage\r\n\r\n")
     assert said == b""
@@ -305,7 +308,7 @@ def test_malformed_pipelined_request_does_not_answer_the_one_before(served: Serv
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
 DEEP = b"[" * 50_000 + b"]" * 50_000
-# As deep as is still taken apart, and deeper than anything is.
+# The deepest nesting that is still parsed, and one that is deeper than the limit.
 NESTED = b'{"a":' * 900 + b"1" + b"}" * 900
 TOO_NESTED = b'{"a":' * 5000 + b"1" + b"}" * 5000
 ODD_BODIES = (
@@ -428,7 +431,7 @@ def test_malformed_query_is_a_client_error(served: Served) -> None:
     ):
         answer = served.request("GET", path)
         assert answer.status in (400, 422), (path, answer)
-    # What is too much is cut, and said nowhere to be wrong.
+    # A limit that is too large is reduced without an error.
     assert served.request("GET", f"/v1/sessions?limit={'9' * 100}").status == 200
     assert served.request("GET", f"/v1/commands/{command}/output?limit={'9' * 100}").status == 200
 
@@ -436,7 +439,7 @@ def test_malformed_query_is_a_client_error(served: Served) -> None:
 # -- times ------------------------------------------------------------------------------------------------------------
 @asynccontextmanager
 async def in_this_process(**settings: Any) -> AsyncGenerator[int]:
-    """A server whose deadlines a test can set; its port. As `main.py` makes it, without its signals."""
+    """Serve with deadlines that a test can set; yield the port. It is built as in `main.py`, without the signals."""
     made = ServerSettings(port=0, token=TOKEN, **settings)
     listener = servers.bind(made)
     port = int(listener.getsockname()[1])
@@ -456,7 +459,7 @@ async def in_this_process(**settings: Any) -> AsyncGenerator[int]:
 
 
 async def drip(port: int, begin: bytes, drop: bytes) -> tuple[bytes, float]:
-    """What is answered to bytes that come one after the other, never ending; and after how many seconds."""
+    """Send bytes one after the other without an end; return the answer, and the seconds until it came."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.monotonic()
     said = b""
@@ -488,11 +491,11 @@ async def test_trickling_head_times_out(monkeypatch: pytest.MonkeyPatch) -> None
             said, seconds = await drip(port, begin, drop)
             assert statuses(said) in ([408], [400]), (begin, said)
             assert 0.25 < seconds < 20 or statuses(said) == [400]
-        # Also the second of a connection, whose first was whole.
+        # Also the second request of a connection, after a complete first.
         whole = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         said, seconds = await drip(port, whole + b"GET ", b"/")
         assert statuses(said) == [200, 408]
-        # Who says nothing asked for nothing, and is told nothing.
+        # A client that sends nothing gets no answer.
         said, seconds = await drip(port, b"", b"")
         assert said == b""
         assert seconds > 0.25
@@ -503,7 +506,8 @@ async def test_trickling_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", 0.3)
     async with in_this_process() as port:
         for length, drop in (("Content-Length: 4000", b"x"), ("Transfer-Encoding: chunked", b"1\r\nx\r\n")):
-            # One that is read, and those that nobody reads: they are answered at once, and go on. Without a token, too.
+            # A body that is read, and bodies that no route reads: these are answered immediately while the client still
+            # sends. Without a token too.
             for line, token, status in (
                 ("POST /v1/login HTTP/1.1", True, 408),
                 ("POST /v1/login HTTP/1.1", False, 408),

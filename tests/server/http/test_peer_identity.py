@@ -40,7 +40,7 @@ with socket.socket(socket.AF_UNIX) as peer:
 with open(answer, "wb") as file:
     file.write(heard)
 """
-# Starts a server, and then knocks there.
+# Starts a server, and then connects to it.
 SERVES = """
 import json, os, subprocess, sys
 knock, state, answer = sys.argv[1:4]
@@ -52,7 +52,7 @@ with subprocess.Popen(words, stdout=subprocess.PIPE, env=env) as server:
     subprocess.run([sys.executable, "-c", knock, path, "plain", answer], check=True)
     server.terminate()
 """
-# Connects, gives the connection away, and is gone.
+# Connects, passes the connection on, and exits.
 LEAVES = """
 import os, socket, sys
 os.chdir(os.path.dirname(sys.argv[1]))
@@ -71,7 +71,7 @@ def knocks(served: Served, kind: str, answer: Path) -> list[str]:
 
 
 def pipe(tmp_path: Path) -> Path:
-    """To be read until the other side has written and gone: nothing has to be waited for by looking."""
+    """Return a FIFO. A reader blocks until the other side has written and gone, so no test polls."""
     path = tmp_path / "answer"
     os.mkfifo(path)
     return path
@@ -121,7 +121,7 @@ async def test_server_started_by_an_agent_lets_that_agent_in(tmp_path: Path) -> 
 
 
 def test_client_gone_before_it_is_accepted_is_refused(served: Served) -> None:
-    """Its pid may be another's by then."""
+    """Another process may have its pid by then."""
     ours, theirs = socket.socketpair()
     os.kill(served.pid, signal.SIGSTOP)
     try:
@@ -140,7 +140,7 @@ def test_client_gone_before_it_is_accepted_is_refused(served: Served) -> None:
 
 
 def test_ancestor_walk_ends_at_a_process_hidden_by_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `hidepid` the processes of other users are not to be seen: the shell's parent may be root's."""
+    """With `hidepid`, the processes of other users are invisible: root may own the parent of the shell."""
     parent = os.getppid()
 
     def read(pid: int) -> tuple[int, str, int] | None:
@@ -154,7 +154,10 @@ def test_ancestor_walk_ends_at_a_process_hidden_by_proc(monkeypatch: pytest.Monk
 
 
 def test_client_with_unreadable_ancestors_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is out of fds, say. The name of a keeper is not read then, and must not count as another's."""
+    """As when the server is out of fds.
+
+    It cannot read the name of a keeper then, and must not treat it as another program.
+    """
 
     def fails(path: str, bytes_max: int) -> bytes:
         raise OSError(errno.EMFILE, "too many open files", path)

@@ -1,7 +1,7 @@
-"""What callers may start, where it was said: by name, path or first words; in which folders; with which variables.
+"""Start policy of a server: allowed programs (by name, path or first words), folders and variables.
 
-Each way round it that is known is tried at a real server. What was started is seen by what it leaves, never by what
-the answer says alone.
+The tests try each known bypass at a real server. They observe the effects of a started program, and never trust the
+answer alone.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_start_policy_compares_programs_by_resolved_file(tmp_path: Path, monkeyp
         "~/agent",
     ):
         assert not may_start(policy, other), other
-    # A link to something that is allowed is something else, and one to something else is what it is.
+    # A link to an allowed program is another program, and a link to another program is that program.
     (tmp_path / "link").symlink_to(tmp_path / "one" / "agent")
     assert not may_start(policy, str(tmp_path / "link"))
     assert not may_start(StartPolicy(ServerSettings(programs=[])), "true")
@@ -125,7 +125,7 @@ def test_start_policy_is_enforced_for_commands_over_http(tmp_path: Path) -> None
         assert start(["true"]) == 201
         assert start(["true"], env={"ALLOWED": "x"}) == 201
         assert start(["true"], inherit_env=False) == 201
-        # Its own PATH, folder, loader or user does not make another program of it.
+        # Another PATH, folder, loader or user in the request does not change which program starts.
         assert start(["true"], env={"PATH": str(touch.parent)}) == 403
         assert start(["true"], env={"ALLOWED": "x", "LD_PRELOAD": "x.so"}) == 403
         assert start(["./true"], cwd=str(touch.parent)) == 403
@@ -137,7 +137,7 @@ def test_start_policy_is_enforced_for_commands_over_http(tmp_path: Path) -> None
         answer = served.request("POST", "/v1/commands", {"argv": ["sh"]})
         assert answer.json["type"] == "urn:banksman:forbidden"
         assert "programs" in answer.json["hint"]
-        # The key of a request that was forbidden is not used up.
+        # A forbidden request does not use up its key.
         assert start(["true"], env={}) == 201
         shown = served.get("/v1/commands")["commands"]
         assert {command["argv"][0] for command in shown} == {TRUE}
@@ -157,13 +157,13 @@ def test_start_policy_is_enforced_for_sessions_over_http(tmp_path: Path) -> None
         good = fake_agent.command()
         assert open_(command=good) == 201
         assert open_(command=" ".join(f"'{word}'" for word in good)) == 201
-        # The profile's own is a program like any other.
+        # The profile's own command is a program like any other.
         assert open_() == 403
         for command in (str(evil), [str(evil)], ["sh"], [sys.executable, *good[1:3]], [sys.executable, "-c", "x"]):
             assert open_(command=command) == 403, command
         for command in ("'", '"', "", [], [""], "\\"):
             assert open_(command=command) in (403, 422), command
-        # What is added to a command does not complete one that is not allowed.
+        # Extra arguments do not complete a command that is not allowed.
         assert open_(command=good[:1], args=good[1:]) == 403
         for env in ({"PATH": str(tmp_path)}, {"LD_PRELOAD": "x"}, {"PYTHONPATH": "x"}):
             assert open_(command=good, env=env) == 403
@@ -176,7 +176,7 @@ def test_start_policy_is_enforced_for_sessions_over_http(tmp_path: Path) -> None
         for server in servers:
             assert open_(command=good, mcp_servers=[server]) in (403, 422), server
         assert open_(command=good, mcp_servers=[{"name": "x", "command": "true", "args": ["-x"]}]) == 201
-        # Under the name of one that is open it is opened anew: with another program it is not.
+        # An open name may be reopened, but not with another program.
         assert open_(command=good, name="n") == 201
         assert open_(command=[str(evil)], name="n") == 403
         session = served.get("/v1/sessions/n")["id"]
@@ -186,7 +186,7 @@ def test_start_policy_is_enforced_for_sessions_over_http(tmp_path: Path) -> None
 
 
 async def test_start_policy_is_enforced_when_an_ask_wakes_a_foreign_session(tmp_path: Path) -> None:
-    """Whoever has the file may open what it likes; who comes over HTTP does not get it started."""
+    """A process with access to the file may open any session. A client over HTTP does not get it started."""
     store = tmp_path / "store.db"
     mark = tmp_path / "mark"
     evil = script(tmp_path / "evil", f"touch {mark}")
@@ -204,7 +204,7 @@ async def test_start_policy_is_enforced_when_an_ask_wakes_a_foreign_session(tmp_
         for session in (other, relative, "other", elsewhere):
             answer = served.request("POST", f"/v1/sessions/{session}/turns", {"prompt": "hello"})
             assert answer.status == 403, answer
-            # To read it is nothing to start.
+            # A read starts nothing.
             assert served.request("GET", f"/v1/sessions/{session}/events").status == 200
             for body in ({"model": "x"}, {"permission_mode": "plan"}):
                 assert served.request("PATCH", f"/v1/sessions/{session}", body).status in (403, 409, 422)
@@ -221,7 +221,7 @@ def test_start_policy_checks_the_recorded_command_on_reopen(tmp_path: Path, monk
     policy.reopen({**record, "command": [TRUE], "inherit_env": False})
     policy.reopen({**record, "command": [str(tmp_path / "bin" / "agent")]})
     for other in (
-        # Found elsewhere than here: in the session's folder, or by no PATH of ours.
+        # Not found here: relative to the session's folder, or without the server's PATH.
         {"command": ["bin/agent"]},
         {"inherit_env": False},
         {"command": ["sh"]},
@@ -276,7 +276,7 @@ def test_start_policy_with_empty_roots_allows_no_folder() -> None:
 
 @pytest.fixture(scope="module")
 def rooted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
-    """A server, and the root in which it starts everything."""
+    """A server, and the root in which it starts every program."""
     folder = tmp_path_factory.mktemp("rooted")
     root = _made(folder / "root")
     with shared(folder / "server", roots=[str(root)]) as served:

@@ -1,4 +1,4 @@
-"""The token: made once, private, agreed on by all who start at once; what cannot be a secret is refused."""
+"""Token file: made once, private, and shared by servers that start together. An unsafe file is refused."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_token_file_is_agreed_on_by_servers_starting_at_once(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("comes_first", [False, True])
 def test_token_file_works_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_first: bool) -> None:
-    """A file system without links says EPERM, and cannot be had here: this one call is made to say so."""
+    """A file system without hard links reports EPERM. None is available here, so this one call raises it."""
     path = tmp_path / "token"
 
     def link(*_: object) -> None:

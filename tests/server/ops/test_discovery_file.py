@@ -1,4 +1,4 @@
-"""Where a server is: told whole, and taken back by nobody but who told it."""
+"""Discovery file of a server: written atomically, and removed only by its writer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_discovery_file_never_announced_here_is_not_withdrawn(tmp_path: Path) ->
 
 
 def test_discovery_file_withdraw_waits_for_the_folder_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The race itself: while somebody has the folder locked nothing is removed, though what is there is still ours."""
+    """Withdraw removes nothing while another process holds the folder lock, although the file is still its own."""
     monkeypatch.setattr(discovery_file, "LOCK_SECONDS_MAX", 0.05)
     discovery_file.announce(tmp_path, "http://one")
     fd = os.open(tmp_path, os.O_RDONLY)
@@ -73,7 +73,7 @@ def test_discovery_file_withdraw_waits_for_the_folder_lock(tmp_path: Path, monke
         fcntl.flock(fd, fcntl.LOCK_EX)
         discovery_file.withdraw(tmp_path)
         assert (tmp_path / "server.json").exists()
-        # To announce is safe without the lock.
+        # Announcing is safe without the lock.
         discovery_file.announce(tmp_path, "http://two")
         assert json.loads((tmp_path / "server.json").read_text())["url"] == "http://two"
     finally:
@@ -88,7 +88,7 @@ def test_discovery_file_of_the_last_server_survives_races(tmp_path: Path) -> Non
         subprocess.Popen([sys.executable, "-c", SERVER, str(folder), "100", name]) for name in ("one", "two", "three")
     ]
     assert [server.wait() for server in servers] == [0, 0, 0]
-    # Whoever came last announced itself behind all removals but those of files that were not its own.
+    # The last server announced itself after all removals, except removals of another server's file.
     assert json.loads((folder / "server.json").read_text())["url"].endswith("/last")
     assert [entry.name for entry in folder.iterdir()] == ["server.json"]
 
@@ -110,7 +110,7 @@ def test_discovery_file_of_a_live_server_is_kept_by_a_second(tmp_path: Path, cap
         assert url in caplog.text
         discovery_file.withdraw(tmp_path)
         assert (tmp_path / "server.json").read_text() == said
-    # Nobody answers there any more, though a process of that pid lives: it is somebody else's by now.
+    # No server answers there now. A process with that pid lives, but it is another program.
     discovery_file.announce(tmp_path, "http://127.0.0.1:1")
     assert json.loads((tmp_path / "server.json").read_text())["url"] == "http://127.0.0.1:1"
     discovery_file.withdraw(tmp_path)

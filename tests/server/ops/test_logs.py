@@ -1,4 +1,4 @@
-"""What the server logs: a record a line, no secret, and nothing that could stop the server."""
+"""Log of the server: one line per record, no secret, and no failure that stops the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from banksman.server.ops import logs
 
 SECRET = "tok-EN_of~mine"
 
-# What a program does with its log is seen from outside: a real stderr, a real end of the process.
+# The tests observe logging from outside: a real stderr, and the real exit of a process.
 PROGRAM = """
 import logging, os, sys, threading
 from banksman.server.ops import logs
@@ -30,7 +30,7 @@ log = logging.getLogger("banksman.test")
 
 
 def run(code: str, *, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    """The program, which must end well."""
+    """Run the program and check that it succeeds."""
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM + code],
         stderr=stderr,
@@ -206,7 +206,7 @@ def test_log_loses_no_line_at_exit(closes: str) -> None:
 
 @pytest.mark.thorough
 def test_log_does_not_block_on_full_stderr() -> None:
-    """The pipe is full from the first moment on, and stays so; the program logs more than can wait, and ends."""
+    """The pipe is full from the start and stays so. The program logs more than the queue holds, and ends."""
     reading, writing = os.pipe()
     try:
         os.set_blocking(writing, False)
@@ -247,7 +247,7 @@ log.info("the last one")
     assert program.stdout.read(1) == b"!"
     lines = program.communicate(b"x")[1].decode().splitlines()
     assert program.returncode == 0
-    # Said where there is room again: at the end, and before if the pipe took something meanwhile.
+    # The loss is reported when there is room: at the end, and earlier if the pipe took bytes meanwhile.
     told = [re.search(r" (\d+) log lines lost: too many at once, or stderr is not read$", line) for line in lines]
     lost = [int(match[1]) for match in told if match is not None]
     kept = len(lines) - len(lost) - 1
@@ -342,6 +342,6 @@ def root_logger() -> Iterator[logging.Logger]:
 
 @pytest.mark.parametrize(("form", "level"), [("xml", "info"), ("json", "loud"), ("json", "INFO")])
 def test_log_configure_refuses_unknown_format_or_level(root_logger: logging.Logger, form: str, level: str) -> None:
-    del root_logger  # Nothing was changed.
+    del root_logger  # The root logger stays unchanged.
     with pytest.raises(UsageError, match="unknown log"):
         logs.configure(form, level)

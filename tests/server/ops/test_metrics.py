@@ -1,4 +1,4 @@
-"""The numbers that Prometheus reads: true at the moment, and those that only grow never fall, whatever is forgotten."""
+"""Prometheus metrics: gauges are current, and counters never fall, whatever the host forgets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Page = dict[tuple[str, str], float]
 
 
 def read(host: Host, counts: StreamCounts | None = None) -> Page:
-    """Each sample by its name and its one label, or none."""
+    """Return each sample by its name and its label, if any."""
     text = metrics.render(host, counts or StreamCounts()).decode()
     return {
         (sample.name, ",".join(sample.labels.values())): sample.value
@@ -102,7 +102,7 @@ async def test_metrics_follow_a_session_as_it_runs(tmp_path: Path) -> None:
         assert page["banksman_turns_total", "interrupted"] == 1
         assert page["banksman_turns_total", "done"] == 3
         assert page["banksman_turns_total", "failed"] == 0
-        # Four that were started, of which three had waited for the first.
+        # Four turns were started. Three of them had waited for the first.
         for name in ("turn", "queue"):
             assert page[f"banksman_{name}_seconds_bucket", "+Inf"] == page[f"banksman_{name}_seconds_count", ""] == 4
             assert page[f"banksman_{name}_seconds_sum", ""] > 0
@@ -138,7 +138,7 @@ async def test_metrics_count_open_questions(tmp_path: Path) -> None:
         event = await case.wait_kind("question.asked")
         page = read(case.host)
         assert page["banksman_questions", ""] == 1
-        # A clock that stands still while a human thinks has nothing to run out of.
+        # A watchdog that is paused for a human has no seconds left to report.
         clocks = {clock.name: clock.is_running for clock in case.session.status().clocks}
         assert set(clocks.values()) == {True, False}
         assert {name for name, is_running in clocks.items() if is_running} == {
@@ -175,7 +175,7 @@ async def test_metrics_totals_never_fall_when_sessions_close_and_are_forgotten(
         assert before["banksman_frames_total", "in"] == frames
         assert before["banksman_agent_processes_total", ""] == 4
         assert not [key for key, count in before.items() if key[0] == "banksman_sessions" and count]
-    # The listing cannot be had any more, and all else can.
+    # The listing fails after the close, and the rest still works.
     after = read(host)
     assert before["banksman_store_listed", ""] == 1
     assert after["banksman_store_listed", ""] == 0
@@ -208,7 +208,7 @@ async def test_metrics_count_commands_by_state_and_end() -> None:
     async with Host(finished_max=1) as host:
         running = await host.start(["sleep", "60"])
         assert read(host)["banksman_commands", "running"] == 1
-        # One that leaves another behind, which is swept; one whose output is not all kept.
+        # One command leaves a process behind, which is swept. The output of the other is not all kept in memory.
         await (await host.start(["sh", "-c", "sleep 60 & exit 3"])).wait()
         await (await host.start(["sh", "-c", "head -c 5000 /dev/zero"], output_bytes_max=1000)).wait()
         await running.stop()
@@ -218,7 +218,7 @@ async def test_metrics_count_commands_by_state_and_end() -> None:
         assert page["banksman_commands_ended_total", "exited"] == 2
         assert page["banksman_commands_ended_total", "stopped"] == 1
         assert page["banksman_swept_total", ""] == 1
-        # The file beside has the whole of it.
+        # The spill file has all of the output.
         assert page["banksman_dropped_bytes_total", "output"] == 0
 
 
@@ -226,7 +226,7 @@ async def test_metrics_count_output_lost_beyond_the_spill_file() -> None:
     async with Host() as host:
         options = Options(output_bytes_max=1000, spill_bytes_max=2000)
         await host.run(prepare(["sh", "-c", "head -c 5000 /dev/zero"]), options)
-        # 2,000 from the start in the file, and the last 500.
+        # The file has the first 2,000 bytes, and memory the last 500.
         assert read(host)["banksman_dropped_bytes_total", "output"] == 2500
 
 
@@ -259,7 +259,7 @@ async def test_metrics_size_is_independent_of_sessions_and_names_none(tmp_path: 
         assert not re.search(rb"s-[0-9a-f]{16}", after)
 
 
-# -- what the engines count -------------------------------------------------------------------------------------------
+# -- counters of the engines ------------------------------------------------------------------------------------------
 def make(kind: str, folder: Path) -> Log:
     match kind:
         case "memory":
@@ -295,7 +295,7 @@ async def test_store_counters_count_written_events_and_bytes(kind: str, tmp_path
     assert 1002 <= found["bytes"] < 4000
     assert 0 < found["commit_seconds"] < 60
     assert found["failures"] == 0
-    # What is refused was not written, and is no failure of the store.
+    # A refused append writes nothing, and is no failure of the store.
     before = log.counters()
     assert isinstance(await append(log, epoch + 1, 3, b"d"), NotOwner)
     found = grown(before, log.counters())
@@ -309,7 +309,7 @@ async def test_store_counters_count_a_failed_write_as_failure(tmp_path: Path) ->
     epoch = await log.claim("s", agent="claude")
     assert await append(log, epoch, 0, b"a") is None
     before = log.counters()
-    # SQLite's own bound on the file: there is no more room.
+    # SQLite's own limit on the file: there is no room left.
     await log._bridge.call(lambda work: work.execute("PRAGMA max_page_count = 1").fetchall())  # pyright: ignore[reportPrivateUsage]
     assert isinstance(await append(log, epoch, 1, b"b" * 1_000_000), StoreError)
     found = grown(before, log.counters())

@@ -1,4 +1,4 @@
-"""What systemd is told, over a real socket; and that nobody else can say it."""
+"""Notifications to systemd over a real socket, which no child process can send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 @pytest.fixture(params=["path", "abstract"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """The service manager's end, named to us in the environment."""
+    """The service manager's end of the socket, which the environment names."""
     name = str(tmp_path / "notify") if request.param == "path" else f"@banksman-{uuid.uuid4().hex}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(name.replace("@", "\0", 1))
@@ -54,7 +54,7 @@ def test_notifier_variables_are_removed_from_environ(manager: socket.socket, mon
     assert service_manager.take().watchdog_seconds() == 30.0
     code = f"import os; print([name for name in {NAMES} if name in os.environ])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
-    # Nor does a second one of this process.
+    # Nor can a second notifier of this process.
     notifier = service_manager.take()
     notifier.ready("twice")
     assert repr(notifier) == "<Notifier None watchdog=None>"
@@ -127,7 +127,7 @@ def test_notifier_does_not_block_on_a_slow_manager(manager: socket.socket, monke
     with contextlib.suppress(BlockingIOError):
         while True:
             heard.append(said(manager))
-    # Its queue was full, or the machine's is longer than what we sent; in neither case did we wait for it.
+    # The queue was full, or the machine's queue is longer than the messages. The notifier blocked in neither case.
     assert heard
     assert all(message in (["WATCHDOG=1"], ["READY=1", "STATUS=late"]) for message in heard)
     assert len(heard) < 2001

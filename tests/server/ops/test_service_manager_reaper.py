@@ -1,4 +1,4 @@
-"""As process 1 of a pid namespace of its own: orphans are reaped, and nobody's child is taken from who waits for it."""
+"""Process 1 of a pid namespace reaps orphans and takes no child from the code that waits for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from banksman.server.ops import service_manager
 
-# The program is process 1. Each of its children says so by a pipe, and it looks for them in /proc, which is its own.
+# The program is process 1. Its children report by a pipe, and it looks for them in the /proc of its namespace.
 PROGRAM = """
 import asyncio, os, subprocess, sys, time
 from banksman.process import attributes

@@ -1,4 +1,4 @@
-"""Where everything stands: through all that is awaited, bounded, and told by signals in a real process."""
+"""Stack dump of all tasks and threads: it follows awaits, is bounded, and is triggered by signals in a real process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from banksman.server.ops import stack_dump
 
 
 def functions(stack: list[str]) -> list[str]:
-    """The last part of each name: the tests' own functions are nested in others."""
+    """Return the last part of each name, because the functions of the tests are nested."""
     return [place.rpartition(" ")[2].rpartition(".")[2] for place in stack]
 
 
 @contextlib.asynccontextmanager
 async def running(*coroutines: Any, name: str = "mine") -> AsyncGenerator[list[asyncio.Task[Any]]]:
-    """Tasks that have come to where they wait."""
+    """Start tasks and wait until they block."""
     tasks = [asyncio.create_task(one, name=f"{name}-{number}") for number, one in enumerate(coroutines)]
     for _ in range(10):
         await asyncio.sleep(0)
@@ -42,7 +42,7 @@ def found(name: str) -> dict[str, Any]:
 
 
 class Awaitable:
-    """Awaits by a generator of its own, as an old library may."""
+    """Awaits by a generator, as an old library may."""
 
     def __init__(self, future: asyncio.Future[None]) -> None:
         self.future = future
@@ -279,7 +279,7 @@ def test_sigusr2_dumps_the_stack_of_a_stuck_loop() -> None:
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGUSR2)
         seen = read_until(process, "in main")
-        # The first one was not heard, for the loop is stuck.
+        # The first signal was not handled, because the loop is stuck.
         assert "the-one" not in seen
         assert " in stuck\n" in seen
         assert os.waitpid(process.pid, os.WNOHANG) == (0, 0)

@@ -1,8 +1,8 @@
-"""Clients that are cut off and come back, and what each of them has seen: for `testing.checks` to join.
+"""Clients that lose their connection and resume, and the events that each has seen, for `testing.checks` to join.
 
-A client is a socket and a cursor. It reads so many bytes and no more, drops the connection in the middle of whatever
-was on its way, and comes back with the last id that it got whole. What is whole is decided as the formats say it: of
-SSE when the blank line has come, of NDJSON when the line has ended.
+A client is a socket and a cursor. It reads a number of bytes, drops the connection in the middle of a message, and
+resumes from the last id that it received completely. The format decides what is complete: in SSE a message ends with a
+blank line, in NDJSON with the end of its line.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from banksman.testing.checks import Message, View, Visit
 
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
-# What is closed with this is reset: whoever sends to it is told at once, and not by silence.
+# A close with this option resets the connection, so the sender gets an error immediately.
 RESET = struct.pack("ii", 1, 0)
 
 
 class Received:
-    """The bytes of one answer, as far as they came, and what is whole among them."""
+    """The received bytes of one answer, and the complete messages among them."""
 
     def __init__(self, accept: str = SSE) -> None:
         self._is_sse = accept == SSE
         self._head = b""
         self._raw = b""
-        # Of the chunk that is being received: how much is missing of it and of the line end behind it. None: its size.
+        # Missing bytes of the current chunk and the line end behind it. None: the size line comes next.
         self._missing: int | None = None
         self._text = b""
         self.status: int | None = None
@@ -42,7 +42,7 @@ class Received:
         self.body = b""
         self.messages: list[Message] = []
         self.is_ended = False
-        # Whether it was the client that went.
+        # Whether the client ended the connection.
         self.is_left = False
 
     def feed(self, data: bytes) -> None:
@@ -72,7 +72,7 @@ class Received:
                 self.is_ended = not size
                 self._missing = size + 2
             taken, self._raw = self._raw[: self._missing], self._raw[self._missing :]
-            # What is there of a chunk is there, whether its end has come or not.
+            # The received part of a chunk counts, whether its end has come or not.
             yield taken[: max(0, self._missing - 2)]
             self._missing -= len(taken)
             if not self._missing:
@@ -106,15 +106,17 @@ def _of_line(line: bytes) -> Message:
     position = body.get("position")
     if position is None:
         return Message(body["cursor"], None, line)
-    # The rest is what everybody sees of the event.
+    # The rest is the event as every client sees it.
     begin = b'{"position":"%b",' % position.encode()
     assert line.startswith(begin), line
     return Message(position, None, b"{" + line[len(begin) :])
 
 
 class Client:
-    """One who follows a stream, of one session or of many, over many connections. `uses_query`: it says where it was by
-    `?after=` and not by `Last-Event-ID`."""
+    """A client that follows one session or many, over many connections.
+
+    `uses_query`: it resumes by `?after=` and not by `Last-Event-ID`.
+    """
 
     def __init__(
         self, port: int, path: str, *, accept: str = SSE, uses_query: bool = False, after: str | None = None
@@ -126,7 +128,7 @@ class Client:
         self.is_many = path.startswith("/v1/events")
         self.place = after
         self.visits: list[Visit] = []
-        # By session, the last seq that came whole.
+        # The last complete seq of each session.
         self.seqs: dict[str, int] = {}
 
     def request(self) -> bytes:
@@ -147,8 +149,11 @@ class Client:
         resets: bool = False,
         seconds_max: float = SECONDS_MAX,
     ) -> Received:
-        """Connect, read, and drop it: after so many bytes, at a message, after so long, or when the other side ends it.
-        What came whole is seen, however it ended. `OSError`: nobody answers."""
+        """Connect, read, and drop the connection.
+
+        The visit ends after `bytes_max` bytes, at the message that `until` accepts, after `seconds_max`, or when the
+        server ends the stream. Complete messages count, however it ended. `OSError`: no server answers.
+        """
         received = Received(self.accept)
         after = self.place
         with socket.create_connection(("127.0.0.1", self.port), SECONDS_MAX) as peer:
@@ -183,7 +188,7 @@ class Client:
             for number, message in enumerate(received.messages[looked_at:], looked_at):
                 self._see(message)
                 if until is not None and until(message):
-                    # It drops the connection here: what came behind it is not seen.
+                    # The client drops the connection here: it does not see the bytes behind this message.
                     del received.messages[number + 1 :]
                     received.is_left = True
                     return
@@ -194,7 +199,7 @@ class Client:
         if message.id is not None:
             self.place = message.id
             shown = body(message)
-            if "seq" in shown:  # Else it should have no id, and the checks will say so.
+            if "seq" in shown:  # Otherwise the message should have no id, and the checks report it.
                 self.seqs[shown["session"]] = shown["seq"]
 
     def view(self) -> View:
@@ -210,7 +215,7 @@ def body(message: Message) -> Any:
 
 
 def walk(served: Served, session: str, limit: int = 100) -> View:
-    """The whole session by pages, to be compared with what streams have shown."""
+    """Read the whole session by pages, to compare it with streams."""
     visits: list[Visit] = []
     after: str | None = None
     while True:

@@ -1,4 +1,4 @@
-"""A stream that is cut at every byte: whoever comes back sees the rest, and everything once."""
+"""A stream that is cut at any byte resumes with the rest, and shows each event once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from banksman.testing import checks
 
 pytestmark = pytest.mark.thorough
 
-# Of the cuts, every so many'th is made. It has no divisor in common with the lengths of characters.
+# Only every n-th cut is made. The number has no divisor in common with the lengths of characters.
 SHARE = 1 if IS_THOROUGH else 5
-# At once: more would only wait for each other.
+# Clients at the same time. More of them would only wait for each other.
 CLIENTS = 3
 # Characters of two, three and four bytes, so that a cut falls into each of them.
 PROMPT = "grüße 漢字 🙂\n@@stream 2 0 é漢🙂\n@@say am Ende 🙂\n@@hang"
@@ -31,7 +31,7 @@ MANY = "/v1/events"
     ("path", "accept", "step"),
     [
         pytest.param(ONE, SSE, 1, id="sse"),
-        # The same code but for a line or two, so not at every byte, but in all of its characters.
+        # Almost the same code, so not at every byte, but in all characters.
         pytest.param(ONE, NDJSON, 3, id="ndjson"),
         pytest.param(MANY, SSE, 3, id="many-sse"),
         pytest.param(MANY, NDJSON, 7, id="many-ndjson"),
@@ -42,7 +42,7 @@ def test_stream_cut_at_any_byte_resumes_exactly(tmp_path: Path, path: str, accep
     with Served(tmp_path / "served") as served:
         session = served.open(name="short")
         served.ask(session, PROMPT)
-        # The turn is in flight, and stays so.
+        # The turn is running, and stays so.
         first = Client(served.port, path, accept=accept)
         first.visit(until=lambda message: LAST in message.data)
         whole = Client(served.port, path, accept=accept)
@@ -64,14 +64,14 @@ def test_stream_cut_at_any_byte_resumes_exactly(tmp_path: Path, path: str, accep
 def _cut_each(cuts: Iterable[int], port: int, path: str, accept: str, whole: checks.View) -> None:
     heads = whole.heads()
     for count in cuts:
-        # Every way to go and every way to come back, each for a fourth of the bytes.
+        # Each combination of leaving and resuming takes a quarter of the cuts.
         client = Client(port, path, accept=accept, uses_query=count % 2 == 1)
-        # The same events may come in fewer chunks than before, and then the whole has a few bytes less.
+        # The same events may come in fewer chunks than before. Then the whole stream has a few bytes less.
         received = client.visit(bytes_max=count, until=is_live, resets=count % 4 < 2)
         assert received.is_left
         assert received.bytes == count or is_live(received.messages[-1])
         client.visit(until=is_live)
         view = client.view()
-        # On a slow machine a watchdog may have its say about the turn that hangs; all that was there is there.
+        # On a slow machine a watchdog may add events about the hanging turn. All earlier events are still there.
         assert all(view.heads()[session] >= seq for session, seq in heads.items()), f"cut at byte {count}"
         checks.views_agree(whole, view)

@@ -1,4 +1,4 @@
-"""A session that is deleted, and another of the same id: nobody sees the one as the other."""
+"""A deleted session and a later one with the same id: no reader takes one for the other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ pytestmark = thorough
 
 
 def made(served: Served, key: str) -> str:
-    """A session's id: the same one each time for this key."""
+    """Create a session and return its id, which is the same each time for this key."""
     return served.post("/v1/sessions", {"command": fake_agent.command()}, headers={"Idempotency-Key": key})["id"]
 
 
 def test_stream_of_new_session_never_shows_events_of_the_deleted_one(served: Served) -> None:
-    """Within the time for which pages are kept for who comes a moment later."""
+    """Within the time for which the server caches pages."""
     session = made(served, "forgotten")
     served.outcome(session, served.ask(session, "a secret of the first"))
     path = f"/v1/sessions/{session}/events"

@@ -1,5 +1,4 @@
-"""The checks see what they are for: an event twice, one too few, two in the wrong order, each put in on the way between
-a real server and its client."""
+"""The event checks detect duplicates, omissions and reordering that a proxy plants between a server and its client."""
 
 from __future__ import annotations
 
@@ -18,19 +17,19 @@ from tests.server.streams.stream_clients import NDJSON, SSE, Client, Received, i
 from banksman.testing import checks
 from banksman.testing.checks import Message, Visit
 
-# What is done to the events of one answer; and to the cursor that a client comes back with.
+# A change of the events of one answer, or of the cursor that a client resumes from.
 Fault = Callable[[list[Message]], Sequence[Message]]
 CUT = 5
 
 
 class Between:
-    """A proxy that hands on whole messages, after it has done something to them: to the events of the n-th answer."""
+    """Proxy that forwards complete messages after it has changed the events of the n-th answer."""
 
     def __init__(self, port: int, fault: Fault, *, at: int, goes_back: bool = False) -> None:
         self._port = port
         self._fault = fault
         self._at = at
-        # Whether it asks the server for one event more than the client asked for.
+        # Whether the proxy requests one event more than the client.
         self._goes_back = goes_back
         self._seen: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -48,7 +47,7 @@ class Between:
 
     def _run(self) -> None:
         number = 0
-        with contextlib.suppress(OSError):  # It was closed.
+        with contextlib.suppress(OSError):  # The listener was closed.
             while True:
                 client, _ = self._listener.accept()
                 with client, contextlib.suppress(ConnectionError):
@@ -131,7 +130,7 @@ FAULTS: dict[str, tuple[Fault, int, str]] = {
 
 @contextlib.contextmanager
 def short(folder: Path) -> Generator[tuple[Served, str, str]]:
-    """Two sessions with a few events each."""
+    """Serve two sessions with a few events each."""
     with Served(folder) as served:
         one, other = served.open(name="one"), served.open(name="other")
         for session in (one, other):
@@ -140,7 +139,7 @@ def short(folder: Path) -> Generator[tuple[Served, str, str]]:
 
 
 def look(port: int, path: str, accept: str) -> Client:
-    """Cut off after a few events, and back again."""
+    """Read a few events, drop the connection, and resume."""
     client = Client(port, path, accept=accept)
     count = iter(range(1, CUT + 1))
     client.visit(until=lambda message: message.id is not None and next(count) == CUT)
@@ -149,7 +148,7 @@ def look(port: int, path: str, accept: str) -> Client:
 
 
 FORMS = (("/v1/sessions/one/events", SSE), ("/v1/sessions/one/events", NDJSON), ("/v1/events", SSE))
-# NDJSON has no ids besides what its lines say.
+# NDJSON has no ids apart from those in its lines.
 OF_IDS = ("an event without an id", "an id on what was made for one reader")
 
 
@@ -157,7 +156,7 @@ def test_event_checks_catch_duplicate_missing_and_reordered_events(tmp_path: Pat
     with short(tmp_path / "served") as (served, one, other):
         known = walk(served, one), walk(served, other)
         for path, accept in FORMS:
-            # Without a fault there is nothing to catch.
+            # Without a fault there is nothing to detect.
             with Between(served.port, nothing, at=0) as between:
                 checks.views_agree(*known, look(between.port, path, accept).view())
         for (path, accept), (fault, (change, at, said)) in itertools.product(FORMS, FAULTS.items()):

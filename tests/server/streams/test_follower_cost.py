@@ -1,7 +1,7 @@
-"""What clients cost that wait, or that do not read: counted, in a server in this process.
+"""Cost of followers that wait or do not read, counted in a server in this process.
 
-A client that does not read holds what fits into its connection and the page in its hand. It makes no pages, so what
-there is of those is the same with and without it.
+A client that does not read holds what fits into its connection, and its current page. It makes no pages, so the number
+of pages is the same with and without it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from banksman.testing import fake_agent
 
 TOKEN = "a-token-of-the-tests"
 STOPPED = 10
-# Together twice what pages may take, and many times what connections may. The agent says all of a turn once more at its
-# end, and no event should be more than a piece.
+# The turns together exceed twice the page cache, and many times the buffers of the connections. The agent repeats the
+# text of a turn at its end, and no event should be more than a slice.
 TURNS = 60
 PROMPT = f"@@stream 20 0 {'x' * 4_000}"
-# asyncio's own: a connection that holds more takes nothing until it holds less.
+# asyncio's default: a connection with more in its buffer pauses writing until it has less.
 HIGH_WATER_BYTES = 64 << 10
-# The size of a chunk, in HTTP, and what is around an event.
+# The chunk size line of HTTP, and the framing of an event.
 AROUND_BYTES = 1 << 10
 
 
@@ -61,7 +61,7 @@ class Served:
 
 @asynccontextmanager
 async def serving() -> AsyncGenerator[Served]:
-    """A server as `main.py` makes it. It does not cut off who does not read: they are to stay for the whole test."""
+    """Serve as `main.py` does, without cutting off slow clients: they stay for the whole test."""
     settings = ServerSettings(port=0, token=TOKEN, stall_seconds=600.0)
     listener = server.bind(settings)
     port = int(listener.getsockname()[1])
@@ -84,14 +84,14 @@ async def serving() -> AsyncGenerator[Served]:
 
 
 class Client:
-    """Follows a session, and reads when it is told to."""
+    """Follows a session, and reads on demand."""
 
     def __init__(self, port: int, path: str, *, is_reading: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self.peer = socket.socket()
         self.peer.setblocking(False)
         if not is_reading:
-            # Before it connects, for it is told to the other side then: what the kernel takes for it is not much.
+            # Before it connects, because the handshake announces the window. The kernel then buffers little.
             self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
         head = f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {TOKEN}\r\nAccept: text/event-stream\r\n"
         self._address = ("127.0.0.1", port)
@@ -112,7 +112,7 @@ class Client:
 
 @asynccontextmanager
 async def following(served: Served, path: str, *, stopped: int) -> AsyncGenerator[Client]:
-    """One that reads when it is told to, and so many that will not read once they are live."""
+    """Connect a client that reads on demand, and `stopped` clients that do not read once they are live."""
     reader = Client(served.port, path, is_reading=True)
     clients = [reader, *(Client(served.port, path, is_reading=False) for _ in range(stopped))]
     try:
@@ -125,7 +125,7 @@ async def following(served: Served, path: str, *, stopped: int) -> AsyncGenerato
 
 
 def pages_in_memory() -> list[EncodedPage[Any]]:
-    """All that anybody holds."""
+    """Return all pages in memory."""
     return [each for each in gc.get_objects() if isinstance(each, EncodedPage)]
 
 
@@ -136,24 +136,24 @@ async def test_followers_that_do_not_read_hold_a_page_and_a_slice_only() -> None
             tasks = len(asyncio.all_tasks())
             for _ in range(TURNS):
                 turn = await session.ask(PROMPT)
-                # Who reads gets everything, to the last word of each turn.
+                # The reader gets everything, to the last word of each turn.
                 await reader.read_until(b'"kind":"turn.ended"')
                 assert (await turn.outcome()).kind is Kind.DONE
             counts = served.streams.counts
             assert counts.bytes > 2 * PAGES_BYTES_MAX
             unread = sorted(each.transport.get_write_buffer_size() for each in served.connections())
             assert len(unread) == STOPPED + 1
-            # They have stopped, all but the one that reads, and what each holds is bounded.
+            # All but the reader have stopped, and each holds a bounded amount.
             assert unread[1] > HIGH_WATER_BYTES
             assert unread[-1] <= HIGH_WATER_BYTES + SLICE_BYTES + AROUND_BYTES
-            # So is what is kept for who comes a moment later, and what is in somebody's hand besides it.
+            # The page cache is bounded too, and so are the pages that clients hold besides it.
             kept = served.streams.pages._bytes  # pyright: ignore[reportPrivateUsage]
             assert kept <= PAGES_BYTES_MAX
             pages = pages_in_memory()
             held = {id(page): len(page.data) for page in pages}
             assert all(len(page.data) <= PAGE_BYTES_MAX or page.events == 1 for page in pages)
             assert sum(held.values()) <= PAGES_BYTES_MAX + STOPPED * max(held.values())
-            # They have taken the first turn or two, and were asked to take no more.
+            # They have received the first turn or two, and nothing after that.
             assert counts.events <= session.status().seq + STOPPED * PAGE_EVENTS_MAX
             assert len(asyncio.all_tasks()) <= tasks
         await session.close()
@@ -181,7 +181,7 @@ async def test_pages_are_made_once_for_waiting_and_stopped_followers(monkeypatch
                 turn = await session.ask(PROMPT)
                 await reader.read_until(b'"kind":"turn.ended"')
                 assert (await turn.outcome()).kind is Kind.DONE
-            # One for each place, and none for those who wait for a session that says nothing.
+            # One page for each place, and none for the followers of the quiet session.
             assert TURNS <= len(made) <= session.status().seq
             assert len(set(made)) == len(made)
             assert {key for key, _ in made} == {session.id}
@@ -190,7 +190,7 @@ async def test_pages_are_made_once_for_waiting_and_stopped_followers(monkeypatch
 
 
 async def test_follower_registers_once_for_the_end_of_the_server() -> None:
-    """Not once for each page: a thousand would have to be taken off again at each event."""
+    """One registration per page would make the server remove a thousand callbacks at each event."""
     loop = asyncio.get_running_loop()
     lost: asyncio.Future[None] = loop.create_future()
     closing: asyncio.Future[None] = loop.create_future()
@@ -234,10 +234,10 @@ async def test_follower_wakeup_by_a_page_during_silence_does_not_wake_for_the_ne
 
     first = asyncio.create_task(say())
     never = asyncio.create_task(asyncio.Event().wait())
-    await asyncio.sleep(0)  # It waits for the word.
+    await asyncio.sleep(0)  # The task now waits for the future.
     with FollowerWakeup(lost=loop.create_future(), closing=loop.create_future(), quiet_seconds=0.0) as waking:
-        # In one turn of the loop: the silence is told, and behind it the page is done. Its word to us is then behind
-        # ours, by which we wait for the next one already.
+        # In one iteration of the loop, the timer fires and then the page is done. The callback of the page then runs
+        # after this task already waits for the next page.
         loop.call_soon(waking._on_time)  # pyright: ignore[reportPrivateUsage]
         said.set_result(None)
         assert not await waking.wait(first)
@@ -248,12 +248,12 @@ async def test_follower_wakeup_by_a_page_during_silence_does_not_wake_for_the_ne
 
 
 def hanging(future: asyncio.Future[Any]) -> int:
-    """How many are to be called when it is done."""
+    """Return the number of callbacks of a future."""
     return len(getattr(future, "_callbacks") or ())  # noqa: B009
 
 
 async def test_huge_event_is_shared_by_followers_that_do_not_read() -> None:
-    """One frame of many megabytes, and clients that stop before it: what all of them hold is the one object."""
+    """One frame of many megabytes, and clients that stop before it: all of them share one object."""
     async with serving() as served:
         session = await served.host.open("claude", command=fake_agent.command({"prompt 1": ["huge_result 8000000"]}))
         async with following(served, f"/v1/sessions/{session.id}/events?raw=1", stopped=STOPPED) as reader:
@@ -266,7 +266,7 @@ async def test_huge_event_is_shared_by_followers_that_do_not_read() -> None:
 
 
 async def test_connection_sets_tcp_nodelay() -> None:
-    """Else the kernel waits for the client to say that it has what came before: forty milliseconds for each answer."""
+    """Otherwise the kernel waits for the client's acknowledgement: forty milliseconds for each answer."""
     async with serving() as served:
         session = await served.host.open("claude", command=fake_agent.command())
         async with following(served, f"/v1/sessions/{session.id}/events", stopped=1):

@@ -1,4 +1,4 @@
-"""What a stream says besides events: that it is live, that it is still there, what is gone, that it ends."""
+"""Marks of a stream besides events: live, heartbeat, gap and closing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_stream_is_live_once_after_the_replay(served: Served) -> None:
         client = Client(served.port, path)
         client.visit(until=is_live)
         places[path] = [message.id or "" for message in client.view().events.values()]
-    # Also where the last page is a full one: nothing behind it says that it was the last.
+    # Also when the last page is full: no shorter page marks the end then.
     full = PAGE_EVENTS_MAX
     for path, ids in places.items():
         for count in (0, 1, full - 1, full, full + 1, 2 * full, len(ids) - 1):
@@ -97,7 +97,7 @@ def test_quiet_stream_sends_heartbeats(tmp_path: Path, accept: str) -> None:
             *_, live, first, second, last = client.visits[0].messages
             assert is_live(live)
             assert body(first) == body(second) == body(last) == {"kind": "stream.heartbeat", "head": client.place}
-            assert beats[2] - beats[0] > 0.3  # By its clock, and not at every turn of the loop.
+            assert beats[2] - beats[0] > 0.3  # By its timer, and not in every iteration of the loop.
             client.view()
 
 
@@ -118,7 +118,7 @@ KEEP = 30_000
 
 @contextmanager
 def trimmed(folder: Path) -> Generator[tuple[Served, str, Client, int]]:
-    """A server whose session has lost its beginning; a client that saw some of what is lost; the first seq there is."""
+    """Serve a session that has lost its beginning; yield a client that saw some of the lost part, and the first seq."""
     with Served(folder, keep_bytes=KEEP) as served:
         session = served.open(name="long")
         said(served, session, "hello")
@@ -132,7 +132,7 @@ def trimmed(folder: Path) -> Generator[tuple[Served, str, Client, int]]:
                 break
         else:
             raise AssertionError("nothing was taken")
-        # What it has shown a moment ago a server may show again, although it is gone. A new one cannot.
+        # A server may show cached events after they are gone. A new server cannot.
         served.stop()
         served.start()
         said(served, session, "here again")
@@ -144,7 +144,7 @@ def test_stream_reports_range_dropped_by_retention(tmp_path: Path) -> None:
         seen = early.view().heads()[session]
         views = [walk(served, session)]
         assert views[0].gaps == {session: [(1, first - 1)]}
-        # A page tells one who was there before what it has missed, and no more.
+        # A page reports to a returning reader only the range that it missed.
         page = served.get(f"{of(session)}?limit=5&after={early.place}")
         assert page["gap"] == {"first": seen + 1, "last": first - 1}
         assert [event["seq"] for event in page["events"]] == list(range(first, first + 5))
@@ -158,7 +158,7 @@ def test_stream_reports_range_dropped_by_retention(tmp_path: Path) -> None:
             back.visit(until=is_live)
             views.append(back.view())
             assert views[-1].gaps == {session: [(seen + 1, first - 1)]}
-            # Of many it is told what is gone.
+            # The stream of many sessions reports the gap too.
             many = Client(served.port, MANY, accept=accept)
             many.visit(until=is_live)
             views.append(many.view())
@@ -167,7 +167,7 @@ def test_stream_reports_range_dropped_by_retention(tmp_path: Path) -> None:
         heads = [view.heads() for view in views]
         assert all(head == heads[0] for head in heads)
 
-        # And who has heard of it is not told again.
+        # A reader that knows the gap does not get it again.
         many = Client(served.port, MANY)
         many.visit(until=is_live)
         other = served.open()
@@ -201,14 +201,14 @@ def test_stream_of_many_reports_damaged_range_before_live(tmp_path: Path, lost: 
             assert {session for session, _ in view.events} == (sessions if left else sessions - {damaged})
             if not left:
                 continue
-            # Who comes back to the last event that is left is told as well.
+            # A reader that resumes from the last remaining event gets the gap as well.
             last = max(seq for session, seq in view.events if session == damaged)
             again = Client(served.port, path, after=view.events[damaged, last].id)
             again.visit(until=is_live)
             assert [m.event for m in again.visits[0].messages if m.event is not None] == ["stream.gap", "stream.live"]
 
 
-# -- a history that is not there -------------------------------------------------------------------------------------
+# -- unknown history -------------------------------------------------------------------------------------------------
 def test_stream_cursor_of_another_history_is_gone(served: Served) -> None:
     session = served.open()
     said(served, session, "hello")
@@ -223,7 +223,7 @@ def test_stream_cursor_of_another_history_is_gone(served: Served) -> None:
         answer = served.request("GET", f"{of(session)}?after={cursor}")
         assert (answer.status, answer.json["title"]) == (410, "HistoryLost")
         assert answer.json["hint"]
-    # And what was never a cursor of anything is the caller's to mend.
+    # A malformed cursor is an error of the caller.
     for path in (f"{of(session)}?after=x", f"{MANY}?after=x"):
         with served.stream(path) as stream:
             assert stream.status == 422, path
@@ -247,7 +247,7 @@ def test_stream_of_deleted_session_ends(served: Served) -> None:
         assert last.id is None
         assert last.data["retry_seconds"] == 1.0
         assert "deleted" in last.data["reason"] or "no such" in last.data["reason"], last
-        # Whoever follows others does not notice.
+        # Followers of other sessions see no change.
         said(served, other, "still here")
         seen = others.messages()
         assert next(message for message in seen if message.data["kind"] == "turn.ended")
@@ -292,8 +292,8 @@ def test_streams_per_client_are_bounded_with_retry_after(tmp_path: Path) -> None
                 with served.stream(path) as refused:
                     assert refused.status == 429
                     assert int(refused.headers["retry-after"]) > 0
-            assert served.get(of(session))["events"]  # What is no stream is not counted.
-        # Those places are free again as soon as the server has noticed.
+            assert served.get(of(session))["events"]  # A plain page is not counted.
+        # The places are free again as soon as the server has noticed.
         wait_until(lambda: followers(served) == 0)
         with served.stream(of(session)) as stream:
             stream.until_live()
@@ -305,7 +305,7 @@ def followers(served: Served) -> int:
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
-    """There is nothing that would tell us: it is asked again and again, each time with a round trip."""
+    """Poll, because no event reports this. Each look is a round trip."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Clients that are gone, stand still or are slow (scenarios 56 and 60): what they cost, and when they are let go."""
+"""Clients that are gone, stalled or slow (scenarios 56 and 60): their cost, and when the server cuts them off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from banksman.testing import checks
 pytestmark = pytest.mark.thorough
 
 MANY = "/v1/events"
-# Of one prompt, which is an event: a few of them are more than what the kernel takes for somebody who does not read.
+# One prompt is one event. A few of them exceed the kernel's buffer for a client that does not read.
 PROMPT = "漢" * 333_000
 MIB = 1 << 20
 STALL = 1.5
@@ -34,7 +34,7 @@ def fill(served: Served, session: str, count: int) -> None:
 
 
 def connect(served: Served, path: str, *, room: int = 8 << 10) -> socket.socket:
-    """Somebody who asks for a stream, and reads nothing. `room`: what its kernel takes for it."""
+    """Request a stream and read nothing. `room`: the receive buffer of the client."""
     peer = socket.socket()
     peer.settimeout(SECONDS_MAX)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
@@ -50,7 +50,7 @@ def metric(served: Served, name: str) -> int:
 
 
 def wait_followers(served: Served, count: int, seconds: float = 30.0) -> None:
-    """Nothing tells us when a server has noticed: it is asked again, each time with a round trip."""
+    """Poll, because no event reports what the server has noticed. Each look is a round trip."""
     deadline = time.monotonic() + seconds
     while (found := metric(served, "banksman_followers")) != count:
         assert time.monotonic() < deadline, f"{found} follow, not {count}"
@@ -69,17 +69,17 @@ def test_gone_and_stalled_clients_cost_no_memory(tmp_path: Path) -> None:
         fill(served, session, 5)
         gone = Client(served.port, of(session))
         gone.visit(until=is_live)
-        # It was read once, to its end: what that takes is known.
+        # The session was read once to its end, so the memory for that is included.
         still = [stack.enter_context(connect(served, path)) for path in (of(session), MANY) for _ in range(10)]
         wait_followers(served, len(still))
         before = memory(served)
         fill(served, session, 10)
         missed = 10 * len(PROMPT.encode())
         grown = memory(served) - before
-        # Each misses all of it, and there are twenty who do. The bound is for what everybody shares.
+        # Each of the twenty misses all of it. The bound is for the memory that all clients share.
         assert missed > 9 * MIB
         assert grown < 64 * MIB, f"{grown / MIB:.0f} MiB more for {len(still) * missed / MIB:.0f} MiB missed"
-        # The tab comes back after hours: everything, once.
+        # The tab comes back after hours, and gets everything once.
         gone.visit(until=is_live)
         known = walk(served, session)
         checks.views_agree(known, gone.view())
@@ -94,12 +94,12 @@ def test_stalled_client_is_cut_off_and_holds_up_no_other(tmp_path: Path) -> None
         known = walk(served, session)
         still = [stack.enter_context(connect(served, path)) for path in (of(session), MANY)]
         wait_followers(served, 2)
-        # Beside them somebody reads the whole, at once and as it goes on.
+        # Beside them a client reads the whole stream, immediately and live.
         for path in (of(session), MANY):
             quick = Client(served.port, path)
             quick.visit(until=is_live)
             assert quick.view().heads() == known.heads()
-        # And somebody who takes a little now and then: it is slower than what the others may stand still for.
+        # Another client reads a little now and then. It takes longer than the stall limit of the others.
         slow, seconds = slowly(served, of(session))
         assert seconds > 2 * STALL
         assert slow.is_ended is False
@@ -111,7 +111,7 @@ def test_stalled_client_is_cut_off_and_holds_up_no_other(tmp_path: Path) -> None
                     received.feed(data)
             except ConnectionError:
                 pass
-            # What was on its way for it is all that it got.
+            # It got only the bytes that were in flight.
             assert not received.is_ended
             assert len(received.messages) < len(known.events)
 
@@ -128,7 +128,7 @@ def slowly(served: Served, path: str) -> tuple[Received, float]:
                 assert data, "it was cut off, although it reads"
                 left -= len(data)
                 received.feed(data)
-            pause.wait(0.15)  # This is how slow it is.
+            pause.wait(0.15)  # This pause makes the client slow.
     return received, time.monotonic() - began
 
 
@@ -145,7 +145,7 @@ def test_streams_end_with_closing_and_resume_at_the_next_server(tmp_path: Path) 
         head.visit(until=is_live)
         place = Client(served.port, MANY)
         place.visit(until=is_live)
-        # One of them does not even take that.
+        # One client does not even read that.
         stack.enter_context(connect(served, of(session)))
         paths = [(of(session), head.place), (MANY, place.place)] * 25
         streams = [stack.enter_context(served.stream(path, after=after)) for path, after in paths]
@@ -155,12 +155,12 @@ def test_streams_end_with_closing_and_resume_at_the_next_server(tmp_path: Path) 
         assert served.stop() == 0
         assert time.monotonic() - began < 20.0
         for stream in streams:
-            # What the drain itself wrote, and then that it is over.
+            # The events that the drain wrote, and then the closing mark.
             *events, last = stream.messages()
             assert all(message.id is not None for message in events)
             assert (last.id, last.event) == (None, "stream.closing")
             assert last.data == {"kind": "stream.closing", "reason": "closing", "retry_seconds": 1.0}
-        # And who comes back, to the next server, goes on where it was.
+        # A client that returns to the next server resumes at its cursor.
         served.start()
         for client in (head, place):
             client.visit(until=is_live)

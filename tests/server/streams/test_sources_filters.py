@@ -1,5 +1,7 @@
-"""Streams that leave out frames: what is left comes whole, once, in order, also to who goes and comes back; and the
-stream is live and gives signs of life although what it passes over would fill it."""
+"""Streams without frames show all other events once and in order, also across reconnects.
+
+The stream becomes live and sends heartbeats, although the filtered events would fill it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def own(served: Served, session: str) -> list[Any]:
 
 
 def shown(client: Client) -> list[Any]:
-    """All events that it was ever shown, over all its visits."""
+    """Return all events that the client received, over all its visits."""
     return [body(message) for visit in client.visits for message in visit.messages if message.id is not None]
 
 
@@ -110,7 +112,7 @@ def test_stream_of_many_includes_frames_of_watched_sessions_only(served: Served)
             and ("&sessions=" not in query or event["session"] in (third, watched))
         ]
         assert shown(client) == wanted, query
-        # A position is of the store, whoever gave it: who comes with it and wants all gets all that is behind it.
+        # A position belongs to the store, whichever stream gave it: without a filter, all events behind it follow.
         middle = ids(client)[5]
         late = Client(served.port, MANY, after=middle)
         late.visit(until=is_live)
@@ -134,11 +136,11 @@ def test_stream_after_now_is_live_at_once_and_sees_new_events(served: Served) ->
             assert (first.data["kind"], first.data["turn"]) == ("turn.queued", turn)
         served.outcome(session, turn)
         everything.visit(until=is_live)
-    # A browser that has lost its connection comes back to the same URL, and says where it was.
+    # A browser that lost its connection requests the same URL, with its position.
     with served.stream(f"{MANY}?after=now", after=first.id) as stream:
         again = stream.until_live()
         assert again[0].data["seq"] == first.data["seq"] + 1
-    # Of one session there is no such place.
+    # The stream of one session has no such place.
     with served.stream(f"{of(session)}?after=now") as stream:
         assert stream.status == 422
 
@@ -155,7 +157,7 @@ def test_stream_after_now_works_on_an_empty_store(fresh: Served) -> None:
 def test_stream_that_filters_everything_still_sends_heartbeats(tmp_path: Path, path: str) -> None:
     with Served(tmp_path / "server", heartbeat_seconds=0.2) as served:
         session = served.open()
-        # More often than the heart beats, and for much longer.
+        # More often than the heartbeat, and for much longer.
         turn = served.ask(session, "@@stream 3000 0.02 漢")
         with served.stream(f"{of(session)}?frames=0" if path == "one" else f"{MANY}?frames_of=") as stream:
             kinds = (message.event or message.data["kind"] for message in stream.messages())
@@ -197,7 +199,7 @@ async def test_page_without_visible_events_advances_the_cursor(tmp_path: Path, s
 
 
 async def test_page_cache_is_separate_for_each_form_of_stream() -> None:
-    """All stand at the same place: what is kept for one kind of reader is not for another."""
+    """All readers are at the same place. The cache of one form does not serve another."""
     async with Host("memory:") as host, asyncio.timeout(60):
         session = await host.open("claude", command=fake_agent.command())
         await (await session.ask("@@stream 20 0 漢")).outcome()

@@ -1,4 +1,4 @@
-"""Many sessions over one connection (scenario 59), and a session that another host has."""
+"""Many sessions over one connection (scenario 59), and a session of another host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSIONS = 20
 
 
 class Wanted:
-    """Until each of these turns has ended, and the stream is live."""
+    """True when each of these turns has ended and the stream is live."""
 
     def __init__(self, turns: set[str]) -> None:
         self._left: set[str] = {"live", *turns}
@@ -60,12 +60,12 @@ def test_stream_of_twenty_sessions_is_complete_over_one_connection(tmp_path: Pat
         views = [client.view() for client, _ in followed]
         checks.views_agree(*known.values(), *views)
         for client, wanted in followed:
-            # What comes after the end of the last turn is not for this to say.
+            # Also read the events after the end of the last turn.
             client.visit(until=is_live)
             whole = client.view()
             shown = sessions if wanted is of_all else some
             assert whole.heads() == {name: seq for one in shown for name, seq in known[one].heads().items()}
-        # Each can go on from any position that another was given.
+        # Each stream can resume from any position that another received.
         *_, position = (message.id for message in views[0].events.values())
         late = Client(served.port, f"/v1/events?sessions={names}", after=position)
         late.visit(until=is_live)
@@ -96,7 +96,7 @@ async def test_stream_shows_a_session_of_another_host_live(tmp_path: Path) -> No
             ]
             for client in clients:
                 await asyncio.to_thread(client.visit, until=is_live)
-            # From here on what they see is not there yet: they wait for it, in another process.
+            # From here on the clients wait for events of another process.
             turn = await session.ask("@@stream 20 0.01 é漢🙂")
             await asyncio.gather(
                 *(asyncio.to_thread(client.visit, until=Wanted({turn.id})) for client in clients),

@@ -1,4 +1,4 @@
-"""Pages are made once for all who stand at the same place, are not made for nobody, and do not pile up."""
+"""A page is made once for all readers at one place, only for a waiting reader, and cached within a limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOLLOWERS = 100
 
 
 class Counted(OneSession):
-    """Counts the events that it has encoded, for all of its kind."""
+    """Counts the events that all instances have encoded."""
 
     made = 0
 
@@ -47,7 +47,7 @@ class _Connection:
 
 
 class Reader:
-    """A client without a socket: what a follower sends is what it gets."""
+    """A client without a socket: it receives what a follower sends."""
 
     def __init__(self, streams: EventStreams, source: Any, place: Any, kind: str) -> None:
         self._follower = Follower(streams, source, place, StreamForm.SSE, kind=kind)
@@ -62,7 +62,7 @@ class Reader:
         return self._received.messages
 
     def start(self) -> asyncio.Task[None]:
-        """Whoever waits for more is woken by its end, too."""
+        """Start the follower. Its end wakes a caller of `until`, too."""
         task = self._running = asyncio.ensure_future(self._run())
         task.add_done_callback(lambda _: self.came.set())
         return task
@@ -86,7 +86,7 @@ class Reader:
         self.came.set()
 
     async def until(self, seq: int) -> None:
-        """Live, and so far."""
+        """Wait until the stream is live and has shown `seq` events."""
         while not (any(map(is_live, self.messages)) and sum(m.id is not None for m in self.messages) >= seq):
             assert not self._running.done(), "the stream has ended"
             self.came.clear()
@@ -124,7 +124,7 @@ async def test_page_is_encoded_once_for_many_followers(is_many: bool) -> None:
         running = [reader.start() for reader in readers]
         count = await last_seq(session)
         await asyncio.gather(*(reader.until(count) for reader in readers))
-        # And as it goes on.
+        # And also live.
         await (await session.ask("@@stream 60 0.005 字")).outcome()
         count = await last_seq(session)
         await asyncio.gather(*(reader.until(count) for reader in readers))
@@ -136,7 +136,7 @@ async def test_page_is_encoded_once_for_many_followers(is_many: bool) -> None:
         assert all(view.events == views[0].events for view in views)
         assert streams.counts.events == FOLLOWERS * count
         made = CountedMany.made if is_many else Counted.made
-        # Once; or a few times, where the machine is so slow that some came later than a page is kept.
+        # Once, or a few times where the machine is so slow that some readers came after the page expired.
         assert count <= made <= 3 * count, f"{made} were encoded for {FOLLOWERS} who follow {count}"
         await streams.pages.close()
 
@@ -161,16 +161,16 @@ async def test_page_without_a_waiter_is_not_made() -> None:
         with pages.at("here", make) as second:
             assert first is second
             await asyncio.sleep(0)
-        # One of them still wants it.
+        # One of them still waits for it.
         assert not first.cancelling()
     await asyncio.wait((first,))
     assert (begun, ended) == ([1], ["cancelled"])
-    # Who comes then gets another, which is made.
+    # The next reader gets another page, which is made.
     with pages.at("here", make) as third:
         await asyncio.sleep(0)
         go_on.set()
         assert (await third).data == b"x"
-    # And who comes a moment later finds it.
+    # A reader shortly after that finds it in the cache.
     with pages.at("here", make) as fourth:
         assert fourth is third
     assert (begun, ended) == ([1, 1], ["cancelled", "made"])
@@ -193,9 +193,9 @@ async def test_page_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(0)
         assert kept() <= PAGES_BYTES_MAX
     assert kept() > 0
-    # Nobody comes any more, and they go all the same.
+    # No reader comes, and the pages expire all the same.
     async with asyncio.timeout(10):
-        while kept():  # noqa: ASYNC110 - nothing tells us: the timer is theirs.
+        while kept():  # noqa: ASYNC110 - no event reports the expiry.
             await asyncio.sleep(0.01)
     await pages.close()
 
@@ -205,7 +205,7 @@ async def test_page_ready_as_the_timer_fires_is_not_taken_for_the_next() -> None
     lost, closing, came = loop.create_future(), loop.create_future(), asyncio.Event()
     page = asyncio.ensure_future(came.wait())
     with FollowerWakeup(lost=lost, closing=closing, quiet_seconds=100) as waking:
-        # The word of the page before is still on its way.
+        # The callback of the page before is still pending.
         loop.call_soon(waking._wake, None)  # pyright: ignore[reportPrivateUsage]
         loop.call_later(0.05, came.set)
         assert await waking.wait(page)
@@ -213,13 +213,13 @@ async def test_page_ready_as_the_timer_fires_is_not_taken_for_the_next() -> None
 
 
 async def test_page_after_an_event_that_fills_one_is_not_empty(tmp_path: Path) -> None:
-    """The reader stands after it, and the page that begins with it has nothing else."""
+    """The reader is after the event, and the page that begins with that event has nothing else."""
     store = f"sqlite:{tmp_path / 'log.sqlite'}"
     async with Host(store) as host:
         session = await host.open("claude", command=fake_agent.command())
         turn = await session.ask("@@say hello\n" + "z" * (5 << 20))
         await turn.outcome()
-    # Another one: what was just written is still in the memory of the first.
+    # A new host: the first has the last writes in memory.
     async with Host(store) as host, asyncio.timeout(30):
         session = host.session(session.id)
         events = [event async for event in session.events(waits=False)]

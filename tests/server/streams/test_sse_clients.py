@@ -1,4 +1,4 @@
-"""Server-sent events as other people's clients read them."""
+"""Server-sent events as read by an independent client library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_httpx_sse_decodes_every_event_of_a_stream(tmp_path: Path) -> None:
             kinds: list[str] = []
             with connect_sse(client, "GET", path) as source:
                 for event in source.iter_sse():
-                    # The client is told with the first event how long it waits before it connects again.
+                    # The first event carries the delay before a reconnect.
                     assert event.retry == (None if kinds else RETRY_MILLISECONDS)
                     shown: dict[str, Any] = event.json()
                     kinds.append(shown["kind"])

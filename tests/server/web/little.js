@@ -1,25 +1,24 @@
-// A little server over real HTTP, which can be made to do what a real one does only on bad days: to lose a connection
-// between two bytes, to answer late, to have another history than before. It speaks the part of the API that the
-// page's data needs. That the real server speaks the same is held by tests/server/web/browser, with the page in a real
-// browser.
+// Small server over real HTTP that can fail on demand: lose a connection between two bytes, answer late, or have
+// another history than before. It implements the part of the API that the page's data needs. tests/server/web/browser
+// checks the real server with the page in a real browser.
 import { createServer } from "node:http";
 
 const FRAMES = new Set(["update", "recited", "sent"]);
 
 export class Little {
   constructor() {
-    /** Every event of every session, in the order of its commit; a position is a place in it. */
+    /** Every event of every session, in the order of commits. A position is an index in it. */
     this.commits = [];
     this._bySession = new Map();
     this.history = 1;
-    /** Of what has an answer: `{path, query, headers, body}`. */
+    /** Answered requests: `{path, query, headers, body}`. */
     this.requests = [];
     this.streams = new Set();
     this.streamsOpened = 0;
     this.first = new Map();
-    /** Set to answer otherwise: gets the request, and returns `[status, body]` or nothing; may be async. */
+    /** Set to replace an answer: takes the request, returns `[status, body]` or nothing; may be async. */
     this.instead = () => undefined;
-    /** Called when an answer was made, and before it is sent. */
+    /** Called when an answer is complete, before it is sent. */
     this.beforeSending = () => {};
     this.port = 0;
   }
@@ -45,14 +44,14 @@ export class Little {
     return this._bySession.get(session) ?? [];
   }
 
-  /** Another store was put in the place of this one. */
+  /** Forget everything, as when another store replaces this one. */
   forget() {
     this.commits = [];
     this._bySession.clear();
     this.history += 1;
   }
 
-  /** Events of one session, one commit each. */
+  /** Append events to one session, one commit each. */
   commit(session, ...kinds) {
     if (!this._bySession.has(session)) this._bySession.set(session, []);
     for (const kind of kinds) {
@@ -66,7 +65,7 @@ export class Little {
     for (const stream of this.streams) stream.send();
   }
 
-  /** As the network does it. */
+  /** Cut all streams as a network does. */
   cutStreams() {
     for (const stream of this.streams) stream.response.destroy();
     this.streams.clear();
@@ -159,7 +158,7 @@ function seqOf(cursor) {
   return cursor ? Number(cursor.slice(cursor.indexOf(".") + 1)) : 0;
 }
 
-/** How many milliseconds of CPU it takes: on a busy machine as many as on a quiet one. */
+/** Return the CPU milliseconds of a call, which do not depend on the load of the machine. */
 export function cpuMilliseconds(work) {
   const before = process.cpuUsage();
   work();
@@ -167,7 +166,7 @@ export function cpuMilliseconds(work) {
   return (user + system) / 1000;
 }
 
-/** Until it is so. One deadline for all, so that a test that fails says where. */
+/** Poll until the condition holds. The deadline makes a failing test name its place. */
 export async function until(isSo, what = isSo.toString(), milliseconds = 60_000) {
   const deadline = Date.now() + milliseconds;
   while (!(await isSo())) {

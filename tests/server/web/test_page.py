@@ -1,4 +1,4 @@
-"""The page as it is served: what a browser is told with each file, and that nothing else can be had."""
+"""Files of the page as served: their headers, and no file beyond them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from banksman.server.web import POLICY, ROUTES
 FOLDER = Path(web.__file__).parent
 PATHS = [route.path for route in ROUTES]
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-# Namespaces are names that look like addresses. Nobody asks for them.
+# Namespaces are names that look like addresses. No browser requests them.
 NAMES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink", "http://www.w3.org/1999/xhtml"}
 
 
@@ -74,7 +74,7 @@ def test_page_paths_outside_the_folder_are_refused(served: Served) -> None:
     for path in ELSEWHERE:
         said = talk(served.port, head(f"GET {path} HTTP/1.1", port=served.port))
         assert statuses(said) == [404], path
-        # Who is nobody is not even told that it is not there.
+        # A client without a token does not even learn that the path is missing.
         said = talk(served.port, head(f"GET {path} HTTP/1.1", port=served.port, token=False))
         assert statuses(said) == [401], path
 
@@ -87,7 +87,7 @@ def test_page_index_names_only_files_that_are_served(served: Served) -> None:
     assert {f"/{name}" for name in modules} == {path for path in PATHS if path.endswith(".js")}
     sheets = re.findall(r'<link rel="stylesheet" href="([^"]+)">', text)
     assert {f"/{name}" for name in sheets} == {path for path in PATHS if path.endswith(".css")}
-    # What the policy would refuse, so that it would silently not be there.
+    # The policy would block these silently.
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*src=)", text)
 
 
@@ -110,10 +110,10 @@ def test_page_modules_make_no_markup_or_code_from_text() -> None:
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|createContextualFragment|srcdoc"
     )
     for file in files(".js"):
-        if file.name != "dom.js":  # Which names some of these, to refuse them.
+        if file.name != "dom.js":  # That module names some of these in order to refuse them.
             assert not re.search(forbidden, code_of(file), re.IGNORECASE), file.name
 
 
 def code_of(file: Path) -> str:
-    """Without comments of whole lines, which may name what they like."""
+    """Return the code without whole-line comments, which may contain any name."""
     return re.sub(r"^\s*(?://|\*|/\*).*$", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -1,6 +1,6 @@
 # The package is generated while the test runs.
 # pyright: basic, reportMissingImports=false
-"""A program that uses the client which openapi-python-client generates: `python python_client.py URL TOKEN COMMAND`."""
+"""Program that uses the client of openapi-python-client: `python python_client.py URL TOKEN COMMAND`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from httpx_sse import connect_sse
 
 
 def followed_question(client: AuthenticatedClient, session: str) -> str:
-    """The id of the first question, from the stream of events."""
+    """Return the id of the first question in the event stream."""
     http = client.get_httpx_client()
     with connect_sse(http, "GET", f"/v1/sessions/{session}/events") as source:
         for sent in source.iter_sse():

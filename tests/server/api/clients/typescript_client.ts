@@ -1,4 +1,4 @@
-// A program that uses the types which openapi-typescript generates: `node typescript_client.ts URL TOKEN COMMAND`.
+// Program that uses the types of openapi-typescript: `node typescript_client.ts URL TOKEN COMMAND`.
 import createClient from "openapi-fetch";
 import type { components, paths } from "./schema.d.ts";
 
@@ -15,7 +15,7 @@ function check(holds: boolean, what: unknown): asserts holds {
   if (!holds) throw new Error(JSON.stringify(what));
 }
 
-/** Each item of a stream, until the caller stops. */
+/** Yield each item of a stream, until the caller stops. */
 async function* items(session: string): AsyncGenerator<Schemas["StreamItem"]> {
   const { response } = await client.GET("/v1/sessions/{id}/events", {
     params: { path: { id: session }, header: { Accept: "text/event-stream" } },
@@ -39,12 +39,12 @@ async function* items(session: string): AsyncGenerator<Schemas["StreamItem"]> {
   }
 }
 
-/** The id of the first question, from the stream of events. */
+/** Return the id of the first question in the event stream. */
 async function followedQuestion(session: string): Promise<string> {
   for await (const item of items(session)) {
     switch (item.kind) {
       case "question.asked":
-        return item.body.question; // Narrowed by its kind: the body of another has no `question`.
+        return item.body.question; // The kind narrows the type: other bodies have no `question`.
       case "turn.ended":
         throw new Error(`${item.body.outcome}: ${item.body.error ?? ""}`);
       default:
@@ -53,7 +53,7 @@ async function followedQuestion(session: string): Promise<string> {
   throw new Error("the stream ended");
 }
 
-// Only what must be given is given.
+// Only the required members.
 const opened = await client.POST("/v1/sessions", { body: { command: JSON.parse(command) as string[] } });
 check(opened.data !== undefined, opened.error);
 const id = opened.data.id;
@@ -79,7 +79,7 @@ const turn = await client.GET("/v1/sessions/{id}/turns/{turn}", {
 });
 check(turn.data?.outcome?.kind === "done", turn);
 
-// A page is a page, although the same path can be a stream.
+// The type is that of a page, although the same path can return a stream.
 const page = await client.GET("/v1/sessions/{id}/events", { params: { path: { id }, query: { limit: 1000 } } });
 check(page.data !== undefined, page.error);
 const ended = page.data.events.find((event) => event.kind === "turn.ended");
@@ -88,7 +88,7 @@ check(ended?.body.outcome === "done", page.data);
 const missing = await client.GET("/v1/sessions/{id}", { params: { path: { id: "no-such-session" } } });
 check(missing.error?.status === 404, missing);
 
-// @ts-expect-error: the words that a session's state can be are known, and this is none of them.
+// @ts-expect-error: the type lists the states of a session, and this is not in it.
 const wrong: Schemas["SessionState"] = "sleepy";
 void wrong;
 

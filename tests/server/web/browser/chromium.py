@@ -1,10 +1,10 @@
-"""A real Chromium, and an eye on all that its pages do that no page of ours may.
+"""Real Chromium that records every forbidden action of its pages.
 
-Whatever a test is about, it fails too if a page logs an error, raises one, breaks its own Content-Security-Policy or
-asks any other origin for anything. A test that takes the network away says which complaints it expects of that.
+A test also fails if a page logs an error, raises one, violates its Content-Security-Policy or requests another origin.
+A test that disconnects the network declares the complaints that it expects.
 
-Browser and driver are started for each test and ended with it: the look round after every test counts processes, and
-what a browser keeps (cookies, locks, storage) must not reach from one test into the next.
+Browser and driver start and end with each test. The leak check after every test counts processes, and the state of a
+browser (cookies, locks, storage) must not reach the next test.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from playwright.sync_api import (
 )
 
 ROOT = Path(__file__).resolve().parents[4]
-# Two cores, eleven tabs and a server: what is waited for is a fact, and this is only when to give up on it.
+# Two cores, eleven tabs and a server: each wait is for a fact, and this is only the timeout.
 PATIENCE_MS = 30_000
 TABS_MAX = 16
 ARGUMENTS = (
@@ -41,19 +41,22 @@ ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    # Its crash handler would be nobody's child.
+    # Its crash handler would become an orphan.
     "--disable-breakpad",
     "--disable-crash-reporter",
-    # A test has no network but the loopback, and no proxy of the machine's between the page and its server.
+    # A test has only the loopback interface, and no proxy of the machine between the page and its server.
     "--no-proxy-server",
     *(("--no-sandbox",) if os.geteuid() == 0 else ()),
 )
-# What the browser itself says of a request that nobody answered.
+# The browser's own message about an unanswered request.
 LOST = r"Failed to load resource: net::ERR_|net::ERR_"
 
 
 def executable() -> str:
-    """Where Chromium is, as `make test` has found or installed it. A loud skip, or with CI a failure, if it is not."""
+    """Return the path of Chromium, as `make test` has found or installed it.
+
+    If it is missing, the test is skipped loudly, or fails in CI.
+    """
     found = subprocess.run(
         [sys.executable, "-c", "import chromium; print(chromium.find() or '')"],
         cwd=ROOT / "tools",
@@ -67,14 +70,17 @@ def executable() -> str:
 
 
 def artefacts() -> Path:
-    """Where the screenshots of a run are kept."""
+    """Return the folder for the screenshots of a run."""
     folder = Path(os.environ.get("BANKSMAN_ARTEFACTS") or ROOT / "build" / "artefacts" / "browser")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 class Chromium:
-    """One browser, and the complaints of all its pages. `name`: of the test, and of its screenshots."""
+    """One browser, and the complaints of all its pages.
+
+    `name`: the name of the test and of its screenshots.
+    """
 
     def __init__(self, name: str) -> None:
         path = executable()
@@ -84,7 +90,7 @@ class Chromium:
         self._origins: set[str] = set()
         self.requests: list[str] = []
         self._contexts: list[BrowserContext] = []
-        # Not in the test's folder: it has sockets in there, whose paths must be short.
+        # Not in the test's folder: the browser makes sockets in there, whose paths must be short.
         self._home = tempfile.TemporaryDirectory(prefix="b-", ignore_cleanup_errors=True)
         home = self._home.name
         env = {
@@ -106,14 +112,14 @@ class Chromium:
 
     # -- pages -------------------------------------------------------------------------------------------------------
     def context(self, **options: Any) -> BrowserContext:
-        """A browser of its own, as far as cookies, storage and locks go."""
+        """Return a context with separate cookies, storage and locks."""
         options = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "light", **options}
         context = self.browser.new_context(**options)
         context.set_default_timeout(PATIENCE_MS)
         context.on("console", self._heard)
         context.on("weberror", lambda error: self._complain(f"an error was raised: {error.error}"))
         context.on("request", self._asked)
-        # A policy that is broken is a line of the console, but one that is only reported may not be.
+        # The console shows a violated policy, but perhaps not one that is only reported.
         context.add_init_script(
             "addEventListener('securitypolicyviolation', (event) => "
             "console.error(`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`))"
@@ -127,16 +133,16 @@ class Chromium:
 
     # -- complaints --------------------------------------------------------------------------------------------------
     def belongs(self, url: str) -> None:
-        """From now on this is a server of ours: whatever else is asked for is a complaint."""
+        """Allow the origin of this server. Every request to another origin is a complaint."""
         self._origins.add(_origin(url))
 
     def expect(self, pattern: str) -> None:
-        """Whoever takes the network away hears of it from the browser itself, whatever the page does."""
+        """Expect a complaint. The browser itself reports a lost network, whatever the page does."""
         self._expected.append(re.compile(pattern))
 
     def expect_lost_connections(self) -> None:
         self.expect(LOST)
-        # What a server that is going answers, and a proxy without one.
+        # The answer of a closing server, and of a proxy without a server.
         self.expect(r"the server responded with a status of (502|503)")
 
     @property
@@ -157,7 +163,7 @@ class Chromium:
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def keep(self, moment: str = "") -> None:
-        """A picture of each page as it is now. `moment`: of which one, if it is not the end."""
+        """Take a screenshot of each page. `moment`: its name, unless it is the end of the test."""
         name = f"{self._name}-{moment}" if moment else self._name
         for number, page in enumerate(self.pages):
             suffix = "" if number == 0 else f"-{number + 1}"
@@ -168,7 +174,7 @@ class Chromium:
             except Error as error:
                 self._complain(f"no picture could be made of it: {error}")
             else:
-                # Not by playwright, which writes files in threads that it leaves behind.
+                # Not by playwright, whose threads for files outlive the call.
                 (artefacts() / f"{name}{suffix}.png").write_bytes(picture)
 
     def close(self) -> None:

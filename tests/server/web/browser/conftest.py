@@ -1,4 +1,4 @@
-"""What every browser test gets: a server of its own, and a Chromium that complains of what no page of ours may do."""
+"""Fixtures of every browser test: a server, and a Chromium that complains about forbidden actions of a page."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def chromium(served: Served, request: pytest.FixtureRequest) -> Iterator[Chromium]:
-    """Its pages are drawn at the end of the test, however it ended, and then it is asked for complaints. It goes before
-    the server does: that pages then miss it is no complaint."""
+    """Take a screenshot at the end of the test, also a failed one, close the browser, and check its complaints.
+
+    The browser ends before the server, so the lost server causes no complaint.
+    """
     assert served.process is not None
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
     chromium = Chromium(name)

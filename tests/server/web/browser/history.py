@@ -1,4 +1,4 @@
-"""A session with a long past, written as its owner would have written it, before the server is there."""
+"""Write a session with a long history to a store, as its owner would, before the server starts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from banksman.core.session.session_config import Config
 from banksman.store.sqlite import SqliteLog
 
 CHUNK = 1000
-# A turn is asked, begun, said in so many frames, and over.
+# A turn has a queued event, a start, this many frames, and an end.
 FRAMES = 97
-# How it was opened, beside that: as whoever says nothing has it.
+# The rest of the spec: the defaults of an open.
 PLAIN: dict[str, Any] = {
     **{"args": [], "env": [], "inherit_env": True, "model": None, "permission_mode": None, "system_prompt": None},
     **{"options": {}, "rules": {}, "mcp_servers": [], "hooks": [], "tools": [], "resume": None, "fork": False},
@@ -25,7 +25,7 @@ PLAIN: dict[str, Any] = {
 
 
 def write(path: Path, session: str, *, name: str, events: int, command: list[str]) -> None:
-    """Each agent's text says which it is: `line 41.3` is the fourth frame of turn 41."""
+    """Write the session. The text of a frame names it: `line 41.3` is the fourth frame of turn 41."""
     asyncio.run(_write(path, session, name, events, command))
 
 

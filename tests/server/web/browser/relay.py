@@ -1,8 +1,8 @@
-"""A network between the page and the server, that can be lost in the two ways in which networks are.
+"""Network between the page and the server that a test can break in two ways.
 
-It listens at an address of its own and passes bytes on. `cut` closes every connection and refuses new ones, as when a
-cable is pulled out of one's own machine; `freeze` passes nothing on and closes nothing, as when it is pulled out
-anywhere else: nobody is told. `mend` ends either.
+The relay listens at another address and forwards bytes. `cut` closes every connection and refuses new ones, as when the
+cable of this machine is pulled. `freeze` forwards nothing and closes nothing, as when a cable elsewhere is pulled:
+neither end notices. `mend` ends either.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ class Way(enum.Enum):
 
 
 class Relay:
-    """One thread, which is joined at the end. `url`: where the page comes in."""
+    """One thread, which is joined at the end.
+
+    `url`: the address for the page.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -31,7 +34,7 @@ class Relay:
         self._wake, self._woken = socket.socketpair()
         self._way = Way.OPEN
         self._is_over = False
-        # Changed by the thread alone.
+        # Only the thread changes this.
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._thread = threading.Thread(target=self._run)
 
@@ -77,7 +80,10 @@ class Relay:
             self._apply()
 
     def _apply(self) -> None:
-        """What was frozen is not thrown away: it is still in the kernel, and goes on when the way is open again."""
+        """Apply the state to all connections.
+
+        Frozen bytes are not lost: the kernel holds them until the relay forwards again.
+        """
         if self._way is Way.CUT:
             for each in list(self._pairs):
                 self._drop(each)

@@ -1,4 +1,4 @@
-"""One tab of the page, by the names that a person or a screen reader knows its parts by."""
+"""One tab of the page, by the names that a user or a screen reader knows its parts by."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 expect.set_options(timeout=PATIENCE_MS)
 
 
-# From the first item to the last, a bit less than a screen at a time: only what is near is in the document at all.
+# Scrolls from the first item to the last, by less than a screen each time: the document holds only the items nearby.
 READ = """async (log) => {
   let scroller = log;
   while (!/auto|scroll/.test(getComputedStyle(scroller).overflowY)) scroller = scroller.parentElement;
@@ -40,7 +40,7 @@ READ = """async (log) => {
 
 @dataclass(frozen=True)
 class Item:
-    """One of the transcript's, as it is shown."""
+    """An item of the transcript, as shown."""
 
     item: str
     turn: str | None
@@ -49,15 +49,18 @@ class Item:
 
 
 class Tab:
-    """`url`: of the server as the browser sees it."""
+    """One tab.
+
+    `url`: the server as the browser sees it.
+    """
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.page: Page = context.new_page()
         self.url = url
 
-    # -- going there -------------------------------------------------------------------------------------------------
+    # -- navigation --------------------------------------------------------------------------------------------------
     def enter(self, link: str, session: str | None = None) -> Tab:
-        """By a link with a one-time code, as on the first visit."""
+        """Open a link with a one-time code, as on the first visit."""
         self.page.goto(link)
         self.wait_live()
         if session is not None:
@@ -65,7 +68,7 @@ class Tab:
         return self
 
     def visit(self, session: str) -> Tab:
-        """By an address that one would keep as a bookmark; this browser is logged in."""
+        """Open the address of a session, like a bookmark. The browser is logged in."""
         self.page.goto(f"{self.url}/#/s/{session}")
         self.wait_live()
         expect(self.log).to_be_visible()
@@ -77,7 +80,7 @@ class Tab:
     def wait_connection(self, *states: str) -> None:
         expect(self.connection).to_have_attribute("data-connection", re.compile(f"^({'|'.join(states)})$"))
 
-    # -- its parts ---------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------------------------
     @property
     def connection(self) -> Locator:
         return self.page.locator('[role="status"][data-connection]')
@@ -109,7 +112,7 @@ class Tab:
     def section(self, name: str) -> Locator:
         return self.page.locator(f'section[aria-label="{name}"]')
 
-    # -- what is done there ------------------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------------------------
     def send(self, prompt: str, *, priority: str | None = None) -> None:
         if priority is not None:
             self.page.locator('select[aria-label="Priority"]').select_option(priority)
@@ -118,11 +121,11 @@ class Tab:
         expect(self.message).to_have_value("")
 
     def said(self, turn: str | None = None) -> str:
-        """All that the agent has said in the transcript, or in one turn of it, as it is shown."""
+        """Return the agent's text in the transcript, or in one turn of it, as shown."""
         return "\n".join(self.items("text", turn).all_inner_texts())
 
     def read(self) -> list[Item]:
-        """The whole transcript, by scrolling through it; at its end one is at its end again."""
+        """Scroll through the whole transcript and return its items. The scroll position is at the end afterwards."""
         found: list[dict[str, Any]] = self.log.evaluate(READ)
         return [Item(each["item"], each.get("turn"), each["seq"], each["text"]) for each in found]
 
@@ -136,11 +139,11 @@ class Visits:
     def __init__(self, chromium: Chromium, served: Served) -> None:
         self.chromium = chromium
         self.served = served
-        # Which browsers are logged in, and at which address: another port is another origin.
+        # Browsers that are logged in, with the address: another port is another origin.
         self._logged_in: list[tuple[BrowserContext, str]] = []
 
     def tab(self, session: str | None = None, *, url: str | None = None, **options: Any) -> Tab:
-        """The first tab of a browser of its own, logged in."""
+        """Open the first tab of a new browser context, logged in."""
         return self.another(self.chromium.context(**options), session, url=url)
 
     def another(self, context: BrowserContext, session: str | None = None, *, url: str | None = None) -> Tab:
@@ -154,14 +157,14 @@ class Visits:
 
 
 def wait_for(fact: Callable[[], T | None], what: str, *, page: Page | None = None) -> T:
-    """Until a fact that has no element of its own is there. With `page` the browser's events are heard meanwhile."""
+    """Wait for a fact that has no element in the page. With `page`, the browser's events are handled meanwhile."""
     deadline = time.monotonic() + PATIENCE_MS / 1000
     while True:
         found = fact()
         if found:
             return found
         assert time.monotonic() < deadline, f"this did not come: {what}"
-        # There is nothing to wait on: it is asked of the server, again and again.
+        # No event reports this: poll the server.
         if page is not None:
             page.wait_for_timeout(50)
         else:
@@ -169,13 +172,13 @@ def wait_for(fact: Callable[[], T | None], what: str, *, page: Page | None = Non
 
 
 def followers(served: Served) -> int:
-    """How many event streams the server has open, of any kind."""
+    """Return the number of open event streams of the server, of any kind."""
     lines = served.request("GET", "/metrics").body.decode().splitlines()
     return sum(int(float(line.split()[1])) for line in lines if line.startswith("banksman_followers{"))
 
 
 def events(served: Served, session: str) -> list[Any]:
-    """All events of a session, as anybody gets them, also in pieces."""
+    """Return all events of a session, including partial updates."""
     found: list[Any] = []
     after = ""
     while True:
@@ -187,8 +190,10 @@ def events(served: Served, session: str) -> list[Any]:
 
 
 def told(served: Served, session: str) -> str:
-    """All that the agent has said, by the log: to be compared with what the page shows. What was said in pieces counts
-    where the whole never came, since the agent was stopped or killed before that."""
+    """Return the agent's text according to the log, to compare it with the page.
+
+    Partial text counts only if the whole never came, because the agent was stopped or killed before that.
+    """
     said = ""
     pieces = ""
     for event in events(served, session):

@@ -1,4 +1,4 @@
-"""Whoever has a phone, no mouse, a screen reader or a dark room."""
+"""The page on a phone, by keyboard, with a screen reader and in the dark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_page_works_on_a_phone(visits: Visits) -> None:
     expect(tab.items("ended")).to_have_count(1)
     _fits(page)
     visits.chromium.keep("transcript")
-    # The sessions are in a drawer, and going to one of them closes it.
+    # The sessions are in a drawer, which closes after a choice.
     page.get_by_role("button", name="Sessions", exact=True).tap()
     expect(page.get_by_role("navigation", name="Sessions")).to_be_in_viewport()
     visits.chromium.keep("sessions")
@@ -113,7 +113,7 @@ def test_page_works_by_keyboard_alone(visits: Visits) -> None:
     press("Backspace")
     press("Backspace")
     press("Escape")
-    # One that has just appeared is not answered by a key.
+    # A key does not answer a question that has just appeared.
     expect(tab.questions.locator("button.is-yes:not([aria-disabled])").first).to_be_visible()
     press("a")
     tab.wait_said("All green.")
@@ -127,7 +127,7 @@ def test_page_works_by_keyboard_alone(visits: Visits) -> None:
     press("i")
     expect(page.locator("[data-receipt]")).to_be_visible()
     expect(tab.items("ended")).to_have_count(3)
-    # Where everything is can be asked for.
+    # The help lists the keys.
     press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
     visits.chromium.keep("help")
@@ -141,7 +141,10 @@ def test_page_works_by_keyboard_alone(visits: Visits) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_has_no_serious_accessibility_violation(visits: Visits, chromium: Chromium, scheme: str) -> None:
-    """By axe, on each state of the page: nothing serious, nothing critical. In the dark only where colours differ."""
+    """axe finds no serious and no critical violation in any state of the page.
+
+    The dark scheme repeats only the states whose colours differ.
+    """
     is_whole = scheme == "light"
     served = visits.served
     tab = visits.tab(color_scheme=scheme)
@@ -172,7 +175,7 @@ def test_page_has_no_serious_accessibility_violation(visits: Visits, chromium: C
 
 
 def test_theme_choice_survives_a_reload(visits: Visits) -> None:
-    """Light as the machine says, until somebody says otherwise; and then also the next time."""
+    """The theme follows the machine until the user chooses one, and the choice persists."""
     tab = visits.tab(visits.served.open(name="at-night"))
     ground = "getComputedStyle(document.body).backgroundColor"
     light = tab.page.evaluate(ground)

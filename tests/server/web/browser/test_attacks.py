@@ -1,4 +1,4 @@
-"""What somebody found who wanted to break the page: what is sent is sent once, and what is typed is text."""
+"""Attacks on the page: each message is sent once, and typed text stays text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_typing_after_a_click_on_send_goes_to_the_message(visits: Visits) -> Non
     tab.message.fill("Count.")
     tab.page.get_by_role("button", name="Send", exact=True).click()
     expect(tab.interrupt).to_be_enabled()
-    # Its first letter interrupts and its fourth answers, where letters are keys.
+    # As shortcuts, the first letter would interrupt and the fourth would answer.
     tab.page.keyboard.type("in addition")
     expect(tab.message).to_have_value("in addition")
     assert not [event for event in events(served, session) if event["kind"] == "turn.interrupted"]
@@ -33,13 +33,13 @@ def test_typing_after_a_click_on_send_goes_to_the_message(visits: Visits) -> Non
 
 @pytest.mark.parametrize("way", ["another session", "reload"])
 def test_message_on_its_way_is_asked_once(visits: Visits, way: str) -> None:
-    """The server has it and cannot answer: nobody knows, so it is neither given back as unsent nor asked again."""
+    """The server has the message and cannot answer. The page neither returns it as unsent nor asks again."""
     served = visits.served
     visits.chromium.expect_lost_connections()
     session = served.open(name="slow")
     other = served.open(name="other")
     tab = visits.tab(session)
-    # The page has read the session when it shows this.
+    # When the page shows this, it has read the session.
     tab.send("The first.")
     expect(tab.items("ended")).to_have_count(1)
     asked = tab.items("prompt").filter(has_text="Only once.")
@@ -53,7 +53,7 @@ def test_message_on_its_way_is_asked_once(visits: Visits, way: str) -> None:
             tab.page.evaluate(f"location.hash = '#/s/{session}'")
             expect(tab.message).to_have_value("")
         else:
-            # It is not waited for: nobody gives the page while the server is stopped.
+            # Not awaited: the stopped server cannot serve the page.
             tab.page.evaluate("setTimeout(() => location.reload())")
     finally:
         os.kill(served.pid, signal.SIGCONT)
@@ -62,14 +62,14 @@ def test_message_on_its_way_is_asked_once(visits: Visits, way: str) -> None:
     expect(tab.page.locator('[data-state="pending"]')).to_have_count(0)
     expect(tab.message).to_have_value("")
     wait_for(lambda: len(_asked(served, session)) > 1, "it was asked", page=tab.page)
-    # Whatever is still sent comes before this.
+    # Every pending message is sent before this one.
     tab.send("The last.")
     wait_for(lambda: "The last." in _asked(served, session), "the last was asked", page=tab.page)
     assert _asked(served, session) == ["The first.", "Only once.", "The last."]
 
 
 def test_message_that_never_arrived_is_sent_after_a_reload(visits: Visits) -> None:
-    """It never arrived: the page that comes after sends it, in the order in which it was written."""
+    """The message never arrived. The next page sends it, in the order in which it was written."""
     served = visits.served
     visits.chromium.expect_lost_connections()
     session = served.open(name="cut-off")

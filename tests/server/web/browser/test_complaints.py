@@ -1,4 +1,4 @@
-"""The eye that every browser test has on its pages sees: else none of them would show anything."""
+"""The complaints catch every kind of page fault. Otherwise no browser test would prove anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first visit: by the address that the server prints, once."""
+"""First visit by the link that the server prints, which works once."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def test_link_logs_this_browser_in_once(visits: Visits) -> None:
     visits.chromium.belongs(visits.served.url)
     tab = Tab(visits.chromium.context(), visits.served.url).enter(link)
     page = tab.page
-    # The code was used and is gone from the address and from the way back. No cookie is set, and what is kept is a
-    # token of this browser's own.
+    # The code is used, and gone from the address and from the browser's history. No cookie is set, and the storage
+    # holds a token for this browser.
     assert "code" not in page.url
     assert page.context.cookies() == []
     kept = page.evaluate("JSON.stringify({...localStorage, ...sessionStorage})")
     assert "bmp_" in kept
     assert TOKEN not in kept + page.evaluate("document.documentElement.outerHTML")
-    # Nothing is there yet, and it says what to do about it.
+    # There is no session yet, and the page says what to do.
     expect(tab.sessions).to_have_count(0)
     expect(page.locator("[data-empty]")).to_be_visible()
     assert "Banksman" in page.title()
-    # The same browser needs no link any more, in another tab neither; and another one is not let in by this one.
+    # This browser needs no link now, in another tab either. The link admits no other browser.
     page.goto(f"{tab.url}/")
     tab.wait_live()
     another = Tab(page.context, tab.url)
@@ -59,13 +59,13 @@ def test_page_without_a_link_takes_the_pasted_token(visits: Visits) -> None:
     box.fill(TOKEN)
     box.press("Enter")
     tab.wait_live()
-    # All tabs of this browser are let in with it.
+    # All tabs of this browser are logged in with it.
     other.wait_live()
 
 
 @thorough
 def test_browser_sends_no_credentials_to_another_port(visits: Visits) -> None:
-    """A program that an agent has started at another port, and that the user looks at with the same browser."""
+    """An agent has started a program at another port, which the user opens in the same browser."""
     heard: list[str] = []
 
     class Other(BaseHTTPRequestHandler):
@@ -74,7 +74,8 @@ def test_browser_sends_no_credentials_to_another_port(visits: Visits) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/html")
             self.end_headers()
-            # Its icon is not asked for: that request might come when the server is gone, and the browser complains.
+            # The page has an inline icon. A request for one might come after the server is gone, and the browser would
+            # complain.
             self.wfile.write(b'<!doctype html><link rel="icon" href="data:,">')
 
         def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002

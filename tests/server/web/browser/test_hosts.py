@@ -1,4 +1,4 @@
-"""A page of a front end: which host has a session, and how much room there is."""
+"""Page of a front end: the host of a session, and the room of each host."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_page_shows_hosts_and_which_has_a_session(visits: Visits) -> None:
     expect(hosts.locator("li").first).to_be_hidden()
     hosts.locator("summary").click()
     expect(hosts.locator("li")).to_have_text([re.compile(r"build-1\s*1 of 3"), re.compile(r"front\s*front end")])
-    # What is asked here is answered there, and streamed from the log.
+    # The host answers the ask, and the page streams it from the log.
     tab.send("Say twenty words.")
     expect(tab.items("ended")).to_have_count(1)
     assert tab.said().split() == [f"word{number}" for number in range(20)]

@@ -1,6 +1,6 @@
-"""Whatever an agent says, calls its tools and its files, it stays text: nothing is run, made or asked for.
+"""Agent output stays text in the page: it runs nothing, makes no element and requests nothing.
 
-An agent reads web pages and repositories of strangers, so what it says is what strangers say.
+An agent reads web pages and repositories of strangers, so its output is untrusted.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ MARKDOWN = (
     f"| a | b |\n|---|---|\n| {HTML[1]} | [x](javascript:{PWNED}) |",
     f"```{HTML[0]}\n{HTML[1]}\n```",
     f"# {HTML[1]}\n\n> {HTML[0]}\n\n- {HTML[1]}\n\n`{HTML[0]}` **{HTML[1]}**",
-    # Shown from right to left what is written from left to right: `exe.txt` for `txt.exe`.
+    # A bidirectional override, which displays `txt.exe` as `exe.txt`.
     "\u202etxt.exe\u202c \u2066reversed\u2069 \x1b[31m\x07",
-    # One line of many characters, and many marks on one.
+    # One line of many characters, and many marks on one character.
     "x" * 5_000 + "a" + "\u0301" * 500,
     "[" * 3000 + "*" * 3000 + "`" * 3001 + "> " * 500,
 )
 NASTY = "\n\n".join((*HTML, *MARKDOWN))
 SHORT = "\n\n".join((*HTML, *MARKDOWN[:-2]))
-# What none of it may have made. A link of theirs is one that goes somewhere safe.
+# Counts elements that none of the text may make. A link in the text must have a safe target.
 MADE = """() => ({
   pwned: window.__pwned ?? null,
   foreign: document.querySelectorAll(
@@ -58,7 +58,7 @@ MADE = """() => ({
   unguarded: [...document.querySelectorAll('[role="log"] a[href]')].filter((link) => link.host !== location.host &&
     !(link.target === "_blank" && link.relList.contains("noopener") && link.relList.contains("noreferrer"))).length,
 })"""
-# One screen of it, opened and drawn; whether it was the last.
+# Scrolls to one screen, expands and draws it, and returns whether it was the last.
 OPENED = """async (log, top) => {
   let scroller = log;
   while (!/auto|scroll/.test(getComputedStyle(scroller).overflowY)) scroller = scroller.parentElement;
@@ -75,9 +75,9 @@ CLEAN: dict[str, Any] = {"pwned": None, "foreign": 0, "handlers": 0, "links": []
 
 @thorough
 def test_agent_output_stays_text_in_the_page(visits: Visits) -> None:
-    """In its words, as it streams them and as a whole, in tools, in files, in questions; in prompts and in names."""
+    """In streamed and whole text, in tools, in files, in questions, in prompts and in names."""
     served = visits.served
-    # Steps are lines of the agent's script, so a frame of more lines is given as it is on the wire.
+    # The agent's script has one step per line, so a frame with several lines is given raw.
     script = {
         "prompt": [
             f"raw {_assistant({'type': 'text', 'text': NASTY + chr(0)})}",
@@ -103,7 +103,7 @@ def test_agent_output_stays_text_in_the_page(visits: Visits) -> None:
         assert tab.page.evaluate(MADE) == CLEAN
     tab.questions.get_by_role("button", name="Allow", exact=True).click()
     tab.wait_said("The end.")
-    # It is shown as what it is.
+    # The page shows the text itself.
     seen = _look_at_all(tab)
     for piece in HTML:
         assert piece in seen, piece
@@ -116,12 +116,12 @@ def _assistant(block: dict[str, Any]) -> str:
 
 
 def _name(text: str) -> str:
-    """A tool's name is one word of the script."""
+    """Return the name of a tool as one word of the script."""
     return text.replace(" ", "\u00a0")
 
 
 def _look_at_all(tab: Tab) -> str:
-    """The transcript from its beginning to its end, with everything opened that can be; returns all that is shown."""
+    """Scroll through the transcript, expand everything, and return all shown text."""
     seen = ""
     top = 0
     for _ in range(SCREENS_MAX):

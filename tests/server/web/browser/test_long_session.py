@@ -1,4 +1,4 @@
-"""A session of 100,000 events: it opens, both ends are reached, and the page never holds more than a window of it."""
+"""A session of 100,000 events opens and scrolls to both ends, and the document never holds more than a window of it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.server.web.browser.tab import Tab, Visits
 from banksman.testing import fake_agent
 
 EVENTS = 100_000
-# A window of items, with all that is in them, and the rest of the page.
+# A window of items with their contents, and the rest of the page.
 NODES_MAX = 6000
-# Not how fast it is, but that it is not proportional to the history: reading all of it takes minutes.
+# The bound does not test speed, but that the time is not proportional to the history: reading all of it takes minutes.
 OPEN_SECONDS_MAX = 20.0
 SESSION = "s-00000000000long0"
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """Not the server of the others: it starts with a past."""
+    """Another server than that of the other tests: it starts with a history."""
     served = Served(tmp_path / "served")
     history.write(
         served.folder / "store.db", SESSION, name="long", events=EVENTS, command=fake_agent.command({"prompt": []})
@@ -46,14 +46,14 @@ def test_session_of_100000_events_opens_with_a_bounded_document(visits: Visits) 
     assert opened < OPEN_SECONDS_MAX
     assert tab.items("ended").last.get_attribute("data-turn") == last["turn"]
     _is_bounded(tab)
-    # Up, by hand: what is scrolled away is taken out again, and what comes is there.
+    # Scroll up by hand: items outside the window leave the document, and new ones appear.
     began = time.monotonic()
     for _ in range(40):
         tab.log.evaluate("(log) => { log.scrollTop = 0; log.dispatchEvent(new Event('scroll')); }")
         tab.page.wait_for_timeout(25)
     _is_bounded(tab)
     print(f"scrolled up in forty steps in {time.monotonic() - began:.2f} s")
-    # To the very first, and back to the last, by key: whoever is in the middle need not scroll through all of it.
+    # To the first item, and back to the last, by key, without scrolling through all of it.
     tab.log.focus()
     tab.page.keyboard.press("g")
     first = tab.items("prompt").filter(has_text="Prompt 0").first
@@ -62,7 +62,7 @@ def test_session_of_100000_events_opens_with_a_bounded_document(visits: Visits) 
     tab.page.keyboard.press("Shift+G")
     expect(tab.items("ended").last).to_be_in_viewport()
     assert tab.items("ended").last.get_attribute("data-turn") == last["turn"]
-    # And it is alive there.
+    # The session still works.
     tab.send("Are you there?")
     tab.wait_said("Are you there?")
     _is_bounded(tab)

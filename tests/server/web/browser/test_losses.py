@@ -1,4 +1,4 @@
-"""Reload, lose the network, restart the server: nothing is lost, nothing twice, and the page says what it is doing."""
+"""A reload, a lost network or a restarted server loses and repeats nothing, and the page shows the connection state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_reload_in_the_middle_of_a_turn_loses_nothing(visits: Visits) -> None:
     for number in (50, 90):
         tab.page.reload()
         tab.wait_live()
-        # What was said before the reload is there, and it goes on.
+        # The text before the reload is there, and the stream continues.
         tab.wait_said("tick0 ")
         tab.wait_said(f"tick{number} ")
     expect(tab.items("ended")).to_have_count(1)
@@ -39,10 +39,10 @@ def test_reload_in_the_middle_of_a_turn_loses_nothing(visits: Visits) -> None:
 
 @pytest.mark.parametrize("way", ["kill", "stop"])
 def test_server_restart_in_the_middle_of_a_turn_loses_nothing(visits: Visits, way: str) -> None:
-    """SIGKILL, or the TERM of somebody without patience; at the same address, with the same store."""
+    """By SIGKILL, or by TERM without patience, then a start at the same address with the same store."""
     served = visits.served
     visits.chromium.expect_lost_connections()
-    # With a memory, so that its conversation is gone on with, and nothing of its own is said in between.
+    # With a memory, so that the agent resumes its conversation and adds no text in between.
     command = fake_agent.command({"prompt Count.": ["stream 5000 0.02"]}, memory=served.folder / "memory")
     session = served.post("/v1/sessions", {"command": command, "name": "restarted"})["id"]
     tab = visits.tab(session)
@@ -50,7 +50,7 @@ def test_server_restart_in_the_middle_of_a_turn_loses_nothing(visits: Visits, wa
     tab.wait_said("tick10 ")
     served.kill() if way == "kill" else served.stop()
     tab.wait_connection("waiting", "connecting", "offline", "ending")
-    # What was said is still to be read, and what is written now is not lost.
+    # The earlier text stays readable, and a message written now is not lost.
     tab.wait_said("tick10 ")
     visits.chromium.keep("without-a-server")
     served.start()
@@ -79,7 +79,7 @@ def test_network_loss_in_the_middle_of_a_turn_loses_nothing(visits: Visits, way:
             case _:
                 tab.page.context.set_offline(True)
         (turn,) = (event["turn"] for event in events(served, session) if event["kind"] == "turn.started")
-        # It ends while nobody is told.
+        # The turn ends while the page is disconnected.
         served.outcome(session, turn)
         if way != "freeze":
             tab.wait_connection("waiting", "connecting", "offline")
@@ -96,7 +96,7 @@ def test_network_loss_in_the_middle_of_a_turn_loses_nothing(visits: Visits, way:
 
 
 def _compare(tab: Tab, served: Served, session: str) -> None:
-    """The transcript has what the log has: each once, in order."""
+    """Check that the transcript shows the contents of the log once, in order."""
     log = events(served, session)
     asked = [event["body"]["prompt"] for event in log if event["kind"] == "turn.queued"]
     ended = [event["turn"] for event in log if event["kind"] == "turn.ended"]

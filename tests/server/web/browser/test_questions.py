@@ -1,4 +1,4 @@
-"""Questions of any shape: whoever decides sees all that they decide by, and one that is odd hides no other."""
+"""Questions of any shape: the card shows the whole input, and an unusual question hides no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from tests.server.web.browser.tab import Visits
 from tests.thorough import thorough
 
-# Each with a word that must be read before somebody says yes.
+# Each has a word that the user must see before an answer.
 INPUTS = [
     {"command": {"x": "hidden-1"}},
     {"file_path": "/a", "path": "hidden-2"},
@@ -36,7 +36,7 @@ def test_question_shows_its_whole_input(visits: Visits) -> None:
         expect(tab.questions).to_have_count(0)
 
 
-# In the moment in which a card is put into the document: a key, and a click, that were meant for something else.
+# Sends a key and a click, meant for something else, at the moment in which a card appears in the document.
 TRY_AT_ONCE = """() => {
   window.taken = [];
   new MutationObserver(() => {
@@ -57,7 +57,7 @@ TRY_AT_ONCE = """() => {
 
 @thorough
 def test_key_or_click_does_not_answer_a_question_that_has_just_appeared(visits: Visits) -> None:
-    """Nor one that is asked right after another."""
+    """Nor does it answer one that is asked right after another."""
     tab = visits.tab(visits.served.open({"prompt": ['ask Bash {"command": "one"}', 'ask Bash {"command": "two"}']}))
     tab.page.evaluate(TRY_AT_ONCE)
     tab.send("Go.")
@@ -65,7 +65,7 @@ def test_key_or_click_does_not_answer_a_question_that_has_just_appeared(visits: 
         expect(tab.questions.filter(has_text=command)).to_be_visible()
         tab.page.wait_for_function("number => window.taken.length === number", arg=number)
         assert tab.page.evaluate("window.taken.at(-1)") is False
-        # It can be read now.
+        # Now the user can read it.
         may_be_answered = tab.questions.filter(has_text=command).locator("button.is-yes:not([aria-disabled])")
         expect(may_be_answered.first).to_be_visible()
         tab.page.evaluate("document.activeElement?.blur()")
@@ -74,8 +74,8 @@ def test_key_or_click_does_not_answer_a_question_that_has_just_appeared(visits: 
     expect(tab.items("ended")).to_have_count(1)
 
 
-# Two questions wait, and both have been read. The first is answered elsewhere, and in the same moment come the key and
-# the click that were meant for it: what was answered by them, and what was answered in the end.
+# Two questions wait, and the user has read both. Another client answers the first. In the same moment come the key and
+# the click that were meant for it. The script returns the answers of these two, and the final ones.
 REPLACES = """async () => {
   const { answerByKey, mountQuestions } = await import("/page/views/questions.js");
   const answered = [];

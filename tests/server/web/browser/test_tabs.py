@@ -1,4 +1,4 @@
-"""Many tabs, one stream: browsers allow six connections for each origin, and nobody counts tabs."""
+"""Many tabs share one stream: browsers allow six connections per origin, and users open more tabs than that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from tests.server.web.browser.tab import Visits, followers, told, wait_for
 
 TABS = 10
-# Each tab holds a lock of its own, by which the others know that it lives; whoever leads has this one too.
+# Each tab holds a lock by which the others know that it lives. The leader also holds this one.
 HOLDERS = """async () => (await navigator.locks.query()).held
   .filter((lock) => lock.name === "banksman /").map((lock) => lock.clientId)"""
 
@@ -18,12 +18,12 @@ HOLDERS = """async () => (await navigator.locks.query()).held
 def test_ten_tabs_are_live_and_each_can_post(visits: Visits) -> None:
     served = visits.served
     session = served.open(name="crowded")
-    # Tall, so that ten turns are in the document at once.
+    # Tall, so that ten turns are in the document at the same time.
     tabs = [visits.tab(session, viewport={"width": 1280, "height": 2400})]
     tabs += [visits.another(tabs[0].page.context, session) for _ in range(TABS - 1)]
     for number, tab in enumerate(tabs):
         tab.send(f"Hello from tab {number}.")
-    # Each shows what all of them asked, and what was answered.
+    # Each tab shows the prompts and answers of all of them.
     for tab in tabs:
         expect(tab.items("ended")).to_have_count(TABS)
         expect(tab.items("text")).to_have_count(TABS)
@@ -34,7 +34,7 @@ def test_ten_tabs_are_live_and_each_can_post(visits: Visits) -> None:
 
 @pytest.mark.thorough
 def test_closing_the_leading_tab_hands_over_the_stream(visits: Visits) -> None:
-    """Each time that the one goes which reads for all, in the middle of what it reads."""
+    """Close the leading tab in the middle of the stream, each time."""
     served = visits.served
     session = served.open({"prompt": ["stream 200 0.02"]}, name="handed-over")
     tabs = [visits.tab(session)]

@@ -1,4 +1,4 @@
-"""What happens in one tab: a turn that is streamed, one that is stopped, one that gives way, and questions."""
+"""Turns in one tab: streamed, interrupted and preempted ones, and questions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.thorough import thorough
 
 # Longer than any test: it is interrupted.
 LONG = ["stream 5000 0.02"]
-# Notes each length that the agent's text has had, until the turn is over.
+# Records each length of the agent's text until the turn is over.
 GROWTH = """() => {
   window.lengths = [];
   const log = document.querySelector('[role="log"]');
@@ -32,11 +32,11 @@ def test_turn_is_streamed_into_the_page(visits: Visits) -> None:
     tab.send("Say a hundred words.")
     expect(tab.items("prompt")).to_contain_text("Say a hundred words.")
     expect(tab.items("ended")).to_have_count(1)
-    # It was seen before it was complete, again and again, and never shrank.
+    # The text was visible before it was complete, in many steps, and never shrank.
     lengths: list[int] = tab.page.evaluate("window.lengths")
     assert len(lengths) >= 5, lengths
     assert lengths == sorted(lengths)
-    # All of it is there, once, in order.
+    # All of the text is there, once and in order.
     assert tab.said().split() == [f"word{number}" for number in range(100)]
     expect(tab.page.locator(f'[data-session="{session}"]')).to_have_attribute("data-state", "idle")
 
@@ -58,7 +58,7 @@ def test_interrupt_button_stops_the_turn_and_shows_the_receipt(visits: Visits) -
     turn = tab.items("ended").get_attribute("data-turn")
     assert turn is not None
     assert served.outcome(session, turn)["kind"] == "interrupted"
-    # What was said in pieces came again as a whole: it is shown once.
+    # The partial text came again as a whole, and the page shows it once.
     assert tab.said().split() == told(served, session).split()
 
 
@@ -79,7 +79,7 @@ def test_preemption_is_marked_in_the_timeline(visits: Visits) -> None:
         "three bars of what ran",
         page=tab.page,
     )
-    # The background turn's bar is cut; between its halves is the urgent one; and nothing lies over anything.
+    # The bar of the background turn is cut, the urgent one is between its halves, and no bars overlap.
     assert [bar["turn"] for bar in bars] == [chore, urgent, chore]
     for before, after in itertools.pairwise(bars):
         assert before["right"] <= after["left"] + 0.5, bars
@@ -121,7 +121,7 @@ def test_question_answered_in_one_tab_closes_in_the_other(visits: Visits) -> Non
     for tab in (one, other):
         expect(tab.questions).to_have_count(0)
         tab.wait_said("All green.")
-        # Both say what became of it.
+        # Both show the answer.
         expect(tab.items("question")).to_contain_text(re.compile("allow", re.I))
         expect(tab.page).not_to_have_title(re.compile(r"^\("))
     turn = one.items("ended").get_attribute("data-turn")

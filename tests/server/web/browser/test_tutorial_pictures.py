@@ -1,6 +1,6 @@
-"""The pictures of docs/tutorial.md, made while it is followed: they show what its reader sees at that moment.
+"""Make the pictures of docs/tutorial.md while following it: they show what the reader sees at each step.
 
-`make screenshots` puts them into docs/images; otherwise they are artefacts of the run, to be compared with those.
+`make screenshots` puts them into docs/images. Otherwise they are artefacts of the run, for comparison.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZE = {"width": 1280, "height": 720}
 
 
 def test_tutorial_pictures_are_made_while_it_is_followed(chromium: Chromium, tmp_path: Path) -> None:
-    # The server is killed at its end, and the page is still there to see it.
+    # The tutorial kills the server at its end, while the page is still open.
     chromium.expect_lost_connections()
     context = chromium.context(viewport=SIZE)
     tabs: list[Tab] = []
@@ -43,7 +43,7 @@ def test_tutorial_pictures_are_made_while_it_is_followed(chromium: Chromium, tmp
     follow(tmp_path / "home", take)
     named = [step.name for step in steps(PAGE.read_text(encoding="utf-8")) if isinstance(step, Picture)]
     assert made == named
-    # The server that was killed had another port than the next one, so this page has lost it, and says so.
+    # The killed server had another port than the next one, so this page has lost it, and shows that.
     tabs[0].wait_connection("waiting", "connecting", "offline")
 
 

@@ -1,4 +1,4 @@
-// Differences: both texts can be made from one, as few lines as possible change, and no pair of texts takes long.
+// Diff: it contains both texts, changes as few lines as possible, and is quick for every pair of texts.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { diffLines, EDITS_MAX, folded, tally } from "../../../../src/banksman/server/web/model/diff.js";
@@ -10,7 +10,7 @@ function sides(lines) {
   );
 }
 
-/** The longest common part, by the book. */
+/** Return the length of the longest common subsequence, by the textbook algorithm. */
 function common(a, b) {
   const table = Array.from({ length: a.length + 1 }, () => new Array(b.length + 1).fill(0));
   for (let i = 1; i <= a.length; i += 1) {
@@ -22,7 +22,7 @@ function common(a, b) {
 
 test("both texts come back, and no line more than must changes", () => {
   let seed = 7;
-  // The upper bits: the lower ones of such a generator go round in a small circle.
+  // The upper bits: the lower bits of this generator have a short period.
   const random = (most) => ((seed = (Math.imul(seed, 1103515245) + 12345) >>> 0) >>> 16) % most;
   const seen = new Set();
   for (let round = 0; round < 5000; round += 1) {

@@ -1,4 +1,4 @@
-// The hosts that share a store: read when a stream begins, and said in few words.
+// Hosts that share a store: read when a stream begins, and summarized in a few words.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
@@ -7,7 +7,7 @@ import { Problem } from "../../../../src/banksman/server/web/net/api.js";
 
 const host = (name, more = {}) => ({ id: `h-${name}`, name, room: 4, used: 1, draining: false, ...more });
 
-/** A feed that begins when it is told to. */
+/** Return a feed that begins on a call of the test. */
 function feedOf() {
   const begins = new Set();
   return {

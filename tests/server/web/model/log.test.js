@@ -1,4 +1,4 @@
-// A session's window: dense, live, bounded, whatever comes in whichever order.
+// Window of a session's log: dense, live and bounded for every order of events.
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
 import { EVENTS_MAX, SessionLog } from "../../../../src/banksman/server/web/model/log.js";
@@ -8,7 +8,7 @@ import { signal } from "../../../../src/banksman/server/web/model/signal.js";
 import { Api } from "../../../../src/banksman/server/web/net/api.js";
 import { Little, until } from "../little.js";
 
-/** What a feed tells, told by hand: when, and in which order, is what is tested here. */
+/** A feed whose events come from the test, in the order that the test chooses. */
 class Told {
   constructor() {
     this.connection = signal({ state: "live" });

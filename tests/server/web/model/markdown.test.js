@@ -1,11 +1,11 @@
-// Markdown from whoever: what agents write is understood, nothing in it can run, and no text takes long.
+// Untrusted Markdown: the parser handles what agents write, makes nothing executable, and is quick for every text.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { NESTED_MAX, parse } from "../../../../src/banksman/server/web/model/markdown_blocks.js";
 import { inline, isSafe } from "../../../../src/banksman/server/web/model/markdown_inline.js";
 import { cpuMilliseconds } from "../little.js";
 
-/** The words of a tree, without its marks. */
+/** Return the words of a tree, without its marks. */
 function words(one) {
   if (typeof one === "string") return one;
   if (Array.isArray(one)) return one.map(words).join("");
@@ -16,7 +16,7 @@ function kinds(text) {
   return parse(text).map((block) => block.type);
 }
 
-/** Everything that has a name in a tree, to see what could ever become of it. */
+/** Return all node types in a tree: nothing else can reach the document. */
 function types(tree) {
   const found = new Set();
   JSON.stringify(tree, (name, value) => (name === "type" && found.add(value), value));
@@ -148,7 +148,7 @@ test("tables that are none are paragraphs; cells may hold a bar", () => {
   assert.deepEqual([table.align, table.rows.length, words(table.rows[0][0])], [["center", "right"], 1, "1|2"]);
 });
 
-// A hundred times longer than it takes on an idle machine; what is not linear takes minutes.
+// A hundred times the time on an idle machine. A parser that is not linear takes minutes.
 const MILLISECONDS_MAX = 10_000;
 const HOSTILE = {
   "ten million backticks": "`".repeat(1e7),

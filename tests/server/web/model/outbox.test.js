@@ -1,9 +1,9 @@
-// What is on its way keeps its key, through a reload as well, until the log has it.
+// Outbox: a pending prompt keeps its key, also through a reload, until the log has it.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Outbox } from "../../../../src/banksman/server/web/model/outbox.js";
 
-/** As a browser's: it keeps texts, and only so many characters. */
+/** Storage like a browser's: it keeps strings, up to a number of characters. */
 class Kept {
   constructor(charactersMax = Infinity) {
     this.charactersMax = charactersMax;
@@ -51,7 +51,7 @@ test("pictures that are too large: the words are kept, it is said, and this page
   const large = ask("k1", [{ data: "x".repeat(2000), mimeType: "image/png" }]);
   assert.equal(outbox.add("s", large), false);
   assert.deepEqual(outbox.of("s"), [large]);
-  // Without its pictures it would be another prompt under the same key.
+  // Without its images it would be another prompt under the same key.
   assert.deepEqual(new Outbox(() => kept).of("s"), [{ ...large, images: [], prompt: null }]);
 });
 

@@ -1,4 +1,4 @@
-// What the panels say and offer, from what the server answers and the log has: the pure half of why, queue and questions.
+// Panels: texts and actions of why, queue and questions, as pure functions of the server's answers and the log.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
@@ -125,7 +125,7 @@ test("a tree is parents before children, and a circle ends", () => {
       [4, 1],
     ],
   );
-  // A pid that was used again, below its own child.
+  // A reused pid, below its own child.
   const circle = [
     { pid: 1, parent: 0 },
     { pid: 2, parent: 1 },

@@ -1,4 +1,4 @@
-// Signals: told at once, then once for all changes of a moment.
+// Signals: a subscriber is called immediately, then once for all changes of one tick.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { derived, effect, flush, signal } from "../../../../src/banksman/server/web/model/signal.js";

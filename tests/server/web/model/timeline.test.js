@@ -1,4 +1,4 @@
-// The picture of a session, from its events: what is drawn must be what the log says, whatever the log went through.
+// Timeline of a session: the drawn segments and marks agree with the events of every log.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
@@ -10,7 +10,7 @@ import { cpuMilliseconds } from "../little.js";
 
 const T0 = 1_700_000_000;
 
-/** Lines of `[at, kind, turn, body]`, as events; the seq is the place. */
+/** Return the events of lines of `[at, kind, turn, body]`; the seq is the index. */
 function log(...lines) {
   return lines.map(([at, kind, turn = null, body = {}], index) => ({
     cursor: `1.${index + 1}`,
@@ -39,7 +39,7 @@ const ended = (at, turn, outcome = "done", more = {}) => [
 ];
 const requeued = (at, turn, attempt = 2) => [at, "turn.requeued", turn, { attempt }];
 
-/** Segments as words, in seconds since T0. */
+/** Return the segments as words, in seconds since T0. */
 const told = (turn) =>
   turn.segments.map((each) => `${each.phase} ${round(each.from - T0)}–${each.to === null ? "" : round(each.to - T0)}`);
 const round = (value) => Math.round(value * 1000) / 1000;
@@ -52,7 +52,7 @@ function fixture(name) {
   return lines.map((line) => JSON.parse(line)).filter((event) => !["update", "sent", "recited"].includes(event.kind));
 }
 
-/** What must hold of any log whatsoever. */
+/** Check the invariants that hold for every log. */
 function check(timeline) {
   for (const turn of timeline.turns) {
     let last = -Infinity;
@@ -161,7 +161,7 @@ test("an interrupt, a clock, a close and a replacement are told apart", () => {
   const clock = timelineOf(log(queued(0, "a"), started(0, "a"), interrupted(1, "a", "clock", "progress")));
   assert.match(clock.marks[0].label, /clock progress/);
   assert.equal(clock.turns[0].segments.at(-1).watchdog, "progress");
-  // One that a later version has a word for is an interrupt at least.
+  // A cause that only a later version knows is still an interrupt.
   assert.equal(
     timelineOf(log(queued(0, "a"), started(0, "a"), interrupted(1, "a", "whim"))).marks[0].kind,
     "interrupt",
@@ -732,7 +732,7 @@ test("everything fits into any width, however many breaks there are", () => {
   const scale = new Timescale(timelineOf(log(...lines)));
   assert.equal(scale.breaks, 499);
   for (const pixels of [600, 1200, 4000]) assert.equal(Math.round(scale.width(scale.fit(pixels))), pixels);
-  // A break is never wider than the shortest of them would be to scale.
+  // A break is never wider than the shortest skipped pause would be to scale.
   assert.equal(scale.breakWidth(0.5), 15);
   assert.equal(scale.breakWidth(100), 40);
 });

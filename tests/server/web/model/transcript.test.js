@@ -1,4 +1,4 @@
-// Events as what a person reads: the same from whatever pieces they come in, with keys that stay.
+// Transcript of events for a reader: the same for every split of the events, with stable keys.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
@@ -10,7 +10,7 @@ const SAMPLE = readFileSync(new URL("./fixtures/transcript.ndjson", import.meta.
   .split("\n")
   .map((line) => JSON.parse(line));
 
-/** A log by hand: each call is the next event. */
+/** A log for tests: each call appends the next event. */
 class Log {
   constructor() {
     this.events = [];
@@ -172,7 +172,7 @@ test("a text that goes on from before the window keeps its key when its beginnin
   transcript.prepend(log.events.slice(3, 4));
   assert.deepEqual([transcript.items[0].key, transcript.items[0].text], [key, "two three"]);
   transcript.prepend(log.events.slice(2, 3));
-  // It begins where it did, and what is put before it now is not of it: it is still the same item.
+  // The text is complete, and the events before it do not belong to it: the item stays the same.
   transcript.prepend(log.events.slice(0, 2));
   const item = transcript.items.find(({ kind }) => kind === "text");
   assert.deepEqual([item.key, item.text], [key, "one two three"]);
@@ -344,12 +344,12 @@ test("twenty thousand events are folded at once", () => {
   let transcript;
   const took = cpuMilliseconds(() => (transcript = read(log.events)));
   assert.ok(transcript.items.length > 8_000);
-  // Some ten milliseconds on an idle machine.
+  // It takes some ten milliseconds on an idle machine.
   assert.ok(took < 4000, `${took} ms`);
 });
 
 test("what has an odd shape hides nothing that comes after it", () => {
-  // `String` of such an object throws.
+  // `String` throws for this object.
   const odd = { toString: "x", valueOf: "y" };
   const log = new Log()
     .queued("t1", "go")

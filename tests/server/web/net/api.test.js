@@ -1,4 +1,4 @@
-// Requests: what is sent again and what is not, and what a refusal looks like.
+// Requests: which are retried, and the form of a refusal.
 import assert from "node:assert/strict";
 import { after, before, beforeEach, test } from "node:test";
 import { Api, keyIn, Problem, Unreachable, withQuery } from "../../../../src/banksman/server/web/net/api.js";
@@ -6,7 +6,7 @@ import { keepToken } from "../../../../src/banksman/server/web/net/page_token.js
 import { Little } from "../little.js";
 
 const server = new Little();
-/** Without the pauses, which are counted instead. */
+/** Pauses that the API would make; the tests record them instead of waiting. */
 let paused = [];
 const api = () => new Api({ base: server.base, pause: async (milliseconds) => void paused.push(milliseconds) });
 
@@ -54,7 +54,7 @@ test("what has no key is sent once", async () => {
   server.instead = () => "cut";
   await assert.rejects(api().post("v1/x"), Unreachable);
   await assert.rejects(api().get("v1/x"), Unreachable);
-  // A GET of a lost connection may be repeated by the browser itself, but not by us.
+  // The browser itself may repeat a GET after a lost connection, but the API does not.
   assert.deepEqual(paused, []);
 });
 

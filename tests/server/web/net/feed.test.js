@@ -1,4 +1,4 @@
-// One stream for all tabs, with the locks and the channel that Node shares with browsers, over real HTTP.
+// One stream for all tabs over real HTTP, with the locks and the channel that Node and browsers both have.
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
 import { Worker } from "node:worker_threads";
@@ -25,7 +25,7 @@ afterEach(async () => {
   await server.stop();
 });
 
-/** A tab, and what it was told. */
+/** Start a tab that records its events. */
 function tab(more = {}) {
   const feed = new Feed({ ...surroundings, fetch, locks: navigator.locks, now: Date.now, ...more });
   feed.seen = [];
@@ -97,7 +97,7 @@ test("a new leader asks what the others watch", async () => {
   const third = tab();
   await until(() => isLive(third));
   third.watch("b");
-  // It came last, and has never heard what the second watches.
+  // It came last, and does not know what the second tab watches.
   third._election.steal();
   await until(() => isLeader(third));
   one.stop();
@@ -126,7 +126,7 @@ test("what is watched no longer is left out in time, and so is what a tab watche
   other.watch("a");
   one.watch("b");
   await until(() => [...server.streams].some((stream) => stream.frames.has("a") && stream.frames.has("b")));
-  other._post = () => {}; // It dies without a word.
+  other._post = () => {}; // It dies without a message.
   other.stop();
   await until(async () => (await navigator.locks.query()).held.filter((lock) => lock.name.startsWith("banksman-tab-")).length === 1);
   for (const stream of server.streams) stream.say("stream.heartbeat", { head: one._position });
@@ -162,7 +162,7 @@ test("who is not let in is told what to do, and is let in later", async () => {
   await until(() => all.every((one) => one.connection.value.state === "refused"));
   for (const one of all) assert.match(one.connection.value.detail, /banksman page/);
   server.instead = () => undefined;
-  // Somebody was let in by another tab than the one that has the stream.
+  // The user logged in by another tab than the one that has the stream.
   all.find((one) => !isLeader(one)).nudge();
   await until(() => all.every(isLive), "long before it would be tried again", 2000);
 });
@@ -199,7 +199,7 @@ test("a tab that comes later begins, and one that has missed a batch begins agai
   other._channel.onmessage = null; // Frozen.
   server.commit("s", "turn.queued");
   await until(() => one.seen.length === 1);
-  await new Promise((done) => setTimeout(done, 20)); // What was passed on is lost for it.
+  await new Promise((done) => setTimeout(done, 20)); // It misses the forwarded event.
   other._channel.onmessage = hear;
   server.commit("s", "turn.started");
   await until(() => other.seen.includes("s 2"));

@@ -1,4 +1,4 @@
-// Server-sent events, cut wherever a network can cut them.
+// Server-sent events, split at every place where a network can split them.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Parser, TooLong } from "../../../../src/banksman/server/web/net/sse.js";

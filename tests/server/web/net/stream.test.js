@@ -1,4 +1,4 @@
-// One connection that is kept up: when it is doubted, when it is given up, how long it is waited.
+// One persistent connection: when it is suspected, when it is dropped, and the pause before a reconnect.
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
 import { PAUSE_MILLISECONDS_MAX, Stream } from "../../../../src/banksman/server/web/net/stream.js";
@@ -79,7 +79,7 @@ test("pauses grow up to their bound, and a stream that is live begins them again
   }
   for (const [index, pause] of pauses.entries()) assert.ok(!index || pause >= pauses[index - 1], `${pauses}`);
   assert.ok(pauses[0] <= 250);
-  assert.equal(pauses.at(-1), PAUSE_MILLISECONDS_MAX / 2); // With the least of the jitter.
+  assert.equal(pauses.at(-1), PAUSE_MILLISECONDS_MAX / 2); // With the smallest jitter.
 });
 
 test("offline is said where it is so", async () => {

@@ -1,4 +1,4 @@
-// A tab in a thread of its own: it can be frozen, as browsers freeze a tab that nobody sees, while it holds the lock.
+// A tab in a separate thread. A test can freeze it while it holds the lock, as browsers freeze hidden tabs.
 import { parentPort, workerData } from "node:worker_threads";
 import { Feed } from "../../../../src/banksman/server/web/net/feed.js";
 

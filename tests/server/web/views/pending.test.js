@@ -1,4 +1,4 @@
-// What was sent is seen at once, and seen once, in whichever order the answer and the log tell of it.
+// A sent prompt appears immediately and once, in whichever order the answer and the log report it.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Pending } from "../../../../src/banksman/server/web/views/pending.js";
