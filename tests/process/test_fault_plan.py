@@ -140,6 +140,7 @@ CHILD_ONLY = {"spawn.py": {"dup", "dup2", "open", "write", "close"}}
 BEFORE_START = {"attributes.py": {"geteuid", "getgrouplist", "getuid"}}
 FILES = (
     "process.py",
+    "spawn_request.py",
     "zygote_client.py",
     "pipes.py",
     "launch.py",

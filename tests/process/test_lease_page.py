@@ -37,7 +37,7 @@ from banksman.commands.options import Options
 from banksman.commands.result import Finished
 from banksman.core.process_facts import KeeperActed, ProcessFact
 from banksman.errors import NotOwner
-from banksman.process.keeper import keeper as keeper_lease
+from banksman.process.keeper import lease_timer
 from banksman.process.launch import prepare
 from banksman.process.lease_page import HOST_FIRST_SHARE, KILL_SHARE, LeasePage, kill_by
 
@@ -184,13 +184,13 @@ async def test_lease_timer_closes_only_its_own_fd() -> None:
     with leased(times()) as lease:
         page = lease.copy_fd()
         before = _fds()
-        seen = keeper_lease.LeaseTimer(page)
+        seen = lease_timer.LeaseTimer(page)
         (mapped,) = _fds() - before
         os.dup2(page, mapped)  # This closes the mapped fd, and its number now belongs to another file.
         seen.take_over(1.0, 2.0)
         gc.collect()
         assert mapped in _fds()
-        assert (seen.due("running"), seen.due("termed"), seen.due("killing")) == (1.02, 2.02, keeper_lease.NEVER)
+        assert (seen.due("running"), seen.due("termed"), seen.due("killing")) == (1.02, 2.02, lease_timer.NEVER)
         os.close(page)
 
 

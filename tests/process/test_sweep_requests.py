@@ -42,7 +42,7 @@ from banksman.core.process_facts import (
 )
 from banksman.core.stop_ladder import Timings
 from banksman.process import sweep_requests, syscalls
-from banksman.process.keeper import sweep
+from banksman.process.keeper import newer_sweep
 from banksman.process.launch import prepare
 from banksman.process.sweep_requests import NOTES_MAX, StartedSince
 from banksman.sessions.agent_process import AgentReport, RealAgent
@@ -363,7 +363,7 @@ def test_sweep_does_not_take_a_look_with_only_newly_dead_as_proof(marker: str) -
     """
     code = """
 import subprocess
-from banksman.process.keeper.sweep import NewerSweep
+from banksman.process.keeper.newer_sweep import NewerSweep
 from tests.process.test_sweep_requests import now_tick
 
 leader = subprocess.Popen(child("stay()", MARKER))
@@ -391,7 +391,7 @@ def test_sweep_needs_two_empty_looks_in_a_row_after_a_target_was_seen(marker: st
     """The target forks and exits, and its parent reaps it: one look can miss both the target and its child."""
     code = """
 import subprocess
-from banksman.process.keeper.sweep import NewerSweep
+from banksman.process.keeper.newer_sweep import NewerSweep
 from tests.process.test_sweep_requests import now_tick
 
 leader = subprocess.Popen(child("stay()", MARKER))
@@ -456,7 +456,7 @@ async def test_sweep_with_nothing_to_do_ends_at_once(marker: str) -> None:
             assert await agent.sweep(since) == SweepEnded()
             seconds.append(time.monotonic() - began)
         # A sweep that waits for the grace never takes less. One that does not may take more on a busy machine.
-        assert min(seconds) < sweep.NEWER_GRACE_SECONDS
+        assert min(seconds) < newer_sweep.NEWER_GRACE_SECONDS
         assert set(alive(marker)) == {agent.pid, *helpers}
 
 

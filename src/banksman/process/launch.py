@@ -304,10 +304,8 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
         except OSError:
             continue
         if not stat.S_ISREG(mode):
-            reason = (
-                reason
-                or f"{os.fsdecode(path)} is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}"
-            )
+            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+            reason = reason or f"{os.fsdecode(path)} is {kind}"
         elif not os.access(path, os.X_OK):
             reason = reason or f"{os.fsdecode(path)} is not executable"
         else:

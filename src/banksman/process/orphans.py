@@ -131,7 +131,7 @@ async def _sweep(root: Member) -> list[str]:
 
 
 def _open(member: Member) -> int | None:
-    """Open a pidfd of a living process. A zombie counts as gone, whichever process has to reap it."""
+    """Open a pidfd of a living process. A zombie counts as gone, whichever its parent is."""
     # A start of 0 means that the process was hidden when it was recorded: see `trace`.
     if not all(member):
         return None

@@ -266,7 +266,7 @@ class PipeWriter:
 
 
 def _write_without_sigpipe(fd: int, data: memoryview) -> int:
-    """Write to a pipe. A missing reader raises, even if the program has restored SIGPIPE's default."""
+    """Write to a pipe. A missing reader raises, even if SIGPIPE has its default action."""
     if signal.getsignal(signal.SIGPIPE) is not signal.SIG_DFL:
         return syscalls.write(fd, data)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])

@@ -41,10 +41,10 @@ from banksman.core.process_facts import (
 )
 from banksman.errors import no_room
 from banksman.process import syscalls
-from banksman.process.keeper.sweep import NEWER_GRACE_SECONDS, NEWER_KILL_SECONDS_MAX
+from banksman.process.keeper.newer_sweep import NEWER_GRACE_SECONDS, NEWER_KILL_SECONDS_MAX
 from banksman.process.launch import PIPES, Launch, Target
 from banksman.process.lease_page import LeasePage
-from banksman.process.process import start_error
+from banksman.process.spawn_request import start_error
 from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
 
 # Interval of the looks with `ps`, and the time after KILL until the survivors are reported.
@@ -319,7 +319,7 @@ def _spawn(launch: Launch, fds: dict[int, int], *, takes_terminal: bool) -> subp
 
 
 def _preparer(limits: dict[str, Any] | None, *, takes_terminal: bool) -> Callable[[], None] | None:
-    """Return a function that prepares the child before exec(); None if nothing is to be prepared."""
+    """Return a function that prepares the child before exec(); None if nothing is to be done."""
     if limits is None and not takes_terminal:
         return None
 

@@ -12,7 +12,6 @@ import _socket
 import asyncio
 import contextlib
 import errno
-import marshal
 import os
 import time
 from collections.abc import Callable
@@ -31,27 +30,20 @@ from banksman.core.process_facts import (
     Swept,
     TreeEnded,
 )
-from banksman.errors import (
-    BanksmanError,
-    MachineError,
-    NotOwner,
-    ProgramNotExecutable,
-    UsageError,
-    no_room,
-)
+from banksman.errors import BanksmanError, MachineError, no_room
 from banksman.process import syscalls
 from banksman.process.keeper import messages
 from banksman.process.launch import PIPES, Launch, Target
 from banksman.process.lease_page import LeasePage
 from banksman.process.pipes import PipeWriter
-from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
+from banksman.process.spawn_request import SpawnRequest, start_error
+from banksman.process.stdio import ChildStreams, Size, Stdin
 from banksman.process.sweep_requests import OpenSweeps, StartedSince
 from banksman.process.zygote_client import ZygoteHandle, socketpair, spawner
 
 # A zygote that does not answer within this time is stopped or hung. Five hundred starts at the same
 # time take about one second.
 START_SECONDS_MAX = 30.0
-RETRY_SECONDS = 0.005
 
 
 class Process:
@@ -90,29 +82,26 @@ class Process:
         self._is_over = False
         self._control: _socket.socket | None = None
         self._streams: ChildStreams | None = None
-        # The fds for the keeper, in the order that it expects. They are closed here as soon as they
-        # are sent.
-        self._theirs: list[int] = []
-        self._order: bytes | None = None
-        self._busy_fd = -1
+        self._request = SpawnRequest(self._loop, launch.inherited.fingerprint, grace)
         self._start_timer: asyncio.TimerHandle | None = None
         self._started_since = StartedSince()
         self._sweeps = OpenSweeps(self._loop, self.hear_now, on_fact)
-        self._fingerprint = launch.inherited.fingerprint
         spawner.know(self)
         try:
-            # No fork of the program may happen between the creation of an fd and its registration,
-            # or between its removal and its close. The forked child would keep a copy of the fd
-            # open.
+            # Why under this lock: see `SpawnRequest`.
             with spawner.fork_lock:
                 streams = self._streams = ChildStreams(stdin, on_fact, terminal, outputs)
                 self.stdin = streams.stdin
-                order = {"grace": grace, "linger": linger, "deadline": deadline}
-                order |= {
-                    "terminal": None if terminal is None else TAKE_TERMINAL,
-                    "has_lease": lease is not None,
-                }
-                self._open(launch, streams, order, lease)
+                self._control, control = socketpair()
+                self._request.open(
+                    launch,
+                    control,
+                    streams,
+                    lease,
+                    linger=linger,
+                    deadline=deadline,
+                    has_terminal=terminal is not None,
+                )
                 self._ask()
         except BanksmanError:
             self.close()
@@ -126,68 +115,19 @@ class Process:
         self._start_timer = self._loop.call_later(START_SECONDS_MAX, self._on_start_timeout)
 
     # -- start ------------------------------------------------------------------------------------
-    def _open(
-        self, launch: Launch, streams: ChildStreams, order: dict[str, Any], lease: LeasePage | None
-    ) -> None:
-        """Open the control socket, collect the fds for the keeper, and encode the order."""
-        order |= {
-            "path": launch.path,
-            "argv": launch.argv,
-            "env": launch.env,
-            "umask": launch.inherited.umask,
-            "limits": launch.limits,
-            "nofile": launch.inherited.nofile,
-            "targets": [*(target for _fd, target in streams.theirs), *launch.pass_fds],
-            "user": launch.user,
-            "ender": launch.ender,
-            "is_agents": launch.is_agents,
-        }
-        self._control, control = socketpair()
-        theirs = self._theirs
-        theirs.append(control.detach())
-        theirs.append(
-            syscalls.above_stdio(
-                syscalls.open_fd(launch.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            )
-        )
-        if lease is not None:
-            theirs.append(lease.copy_fd())
-        theirs.extend(fd for fd, _target in streams.theirs)
-        streams.theirs.clear()
-        theirs.extend(syscalls.dup(fd) for fd in launch.pass_fds)
-        self._order = marshal.dumps(order)
-        if len(self._order) > messages.ORDER_BYTES_MAX:
-            theirs.append(_write_order(self._order))
-            self._order = None
-
     def _ask(self) -> None:
-        """Send the order and the fds to the zygote. If it is busy, retry when it can take them."""
+        """Send the request to the zygote. If it is busy, retry when it can take the request."""
         assert self._control is not None
-        try:
-            self._zygote = spawner.spawn(self._order, self._theirs, self.grace, self._fingerprint)
-        except BlockingIOError:
-            # The queue of the zygote is full. Its socket is shared with other loops and other
-            # starts of this loop, and a selector has one writer per fd. Hence a separate copy of
-            # the fd to wait on.
-            self._busy_fd = syscalls.dup(spawner.current(self._fingerprint).fileno())
-            self._loop.add_writer(self._busy_fd, self._ask_again)
+        self._zygote = self._request.send(self._ask_again)
+        if self._zygote is None:
             return
-        except OSError as exc:
-            if exc.errno != errno.ETOOMANYREFS:
-                raise
-            # ETOOMANYREFS: a user without root rights may have only a limited number of fds in
-            # flight between processes. The kernel does not tell when there is room again, so this
-            # start retries. The start timer bounds the retries.
-            self._loop.call_later(RETRY_SECONDS, self._ask_again)
-            return
-        self._order = None
-        self._close_theirs()
+        self._request.close()
         # Reading begins only now: before this point no other process has the other ends.
         self._loop.add_reader(self._control.fileno(), self.hear_now)
         self.resume_reading()
 
     def _ask_again(self) -> None:
-        self._stop_waiting()
+        self._request.stop_waiting()
         if self._is_over:
             return
         try:
@@ -197,12 +137,6 @@ class Process:
             self._fail(exc)
         except OSError as exc:
             self._fail(no_room("fds", exc))
-
-    def _stop_waiting(self) -> None:
-        if self._busy_fd >= 0:
-            self._loop.remove_writer(self._busy_fd)
-            syscalls.close(self._busy_fd)
-            self._busy_fd = -1
 
     def _on_start_timeout(self) -> None:
         self._start_timer = None
@@ -271,9 +205,9 @@ class Process:
                 raise AssertionError(message)
 
     def _on_exited(self, fact: Exited) -> None:
+        """Report the exit of the leader, once."""
         # A second report is possible: the keeper reports the exit and is killed, and then the
         # zygote reports the end.
-        """Report the exit of the leader, once."""
         if not self._has_exited:
             self._has_exited = True
             # Data that the child wrote before its exit is reported before the exit. The state
@@ -302,8 +236,8 @@ class Process:
                 if survivors
                 else "check what it did before you try again; none of its processes is left"
             )
-            message = "cannot start the command: its keeper died during the start; the command may have run"
-            self._fail(MachineError(message, hint=hint))
+            reason = "its keeper died during the start; the command may have run"
+            self._fail(MachineError(f"cannot start the command: {reason}", hint=hint))
             return
         self._hang_up()
         self._on_fact(TreeEnded(survivors, time.monotonic()))
@@ -315,8 +249,8 @@ class Process:
         """
         if self.pid is None:
             hint = "check what it did before you try again"
-            message = "cannot start the command: the zygote died during the start; the command may have run"
-            self._fail(MachineError(message, hint=hint))
+            reason = "the zygote died during the start; the command may have run"
+            self._fail(MachineError(f"cannot start the command: {reason}", hint=hint))
             return
         self._on_exited(Exited(None, None, time.monotonic()))
         why = "unknown: its keeper and the zygote were killed"
@@ -424,11 +358,10 @@ class Process:
         self._is_over = True
         self._cancel_start_timer()
         with spawner.fork_lock:
-            self._stop_waiting()
             self._hang_up()
             if self._streams is not None:
                 self._streams.close()
-            self._close_theirs()
+            self._request.close()
 
     def let_go(self) -> None:
         """Tell the keeper, from any thread, that no further order follows.
@@ -463,10 +396,7 @@ class Process:
         if self._control is not None:
             self._control.close()
             self._control = None
-        if self._busy_fd >= 0:
-            syscalls.close(self._busy_fd)
-            self._busy_fd = -1
-        self._close_theirs()
+        self._request.forget()
 
     def __del__(self) -> None:
         # The object was collected together with a closed loop. The fds close with their objects,
@@ -488,53 +418,3 @@ class Process:
         if self._start_timer is not None:
             self._start_timer.cancel()
             self._start_timer = None
-
-    def _close_theirs(self) -> None:
-        while self._theirs:
-            syscalls.close(self._theirs.pop())
-
-
-def _write_order(data: bytes) -> int:
-    """Write the order to a memory file and return its fd.
-
-    A file takes any size. A message on a socket would be refused as too long.
-    """
-    fd = syscalls.above_stdio(syscalls.memfd_create("banksman-order"))
-    try:
-        written = 0
-        while written < len(data):
-            written += syscalls.write(fd, data[written:] if written else data)
-    except OSError:
-        syscalls.close(fd)
-        raise
-    return fd
-
-
-def start_error(step: str, number: int) -> BanksmanError:
-    """Translate a failed step of the keeper into an error."""
-    text = os.strerror(number)
-    if step == "exec" and number in (
-        errno.ENOEXEC,
-        errno.EACCES,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.ELOOP,
-    ):
-        hint = "check the interpreter in the script's first line (#!), or the binary's architecture"
-        return ProgramNotExecutable(f"cannot run the program: {text}", hint=hint)
-    if number == errno.E2BIG:
-        message = "cannot start the command: argv and env together exceed the kernel's limit"
-        return UsageError(message, hint="pass long data by stdin")
-    if step == "limits":
-        hint = "pass no hard limit above the current one; only root may raise it"
-        return UsageError(f"cannot set the limits: {text}", hint=hint)
-    if step == "cwd":
-        hint = "pass a cwd that this process may enter, and the `user`, if one is given"
-        return UsageError(f"cannot start in that folder: {text}", hint=hint)
-    if step == "lease":
-        hint = "use the session's new owner; check whether this host was overloaded or stopped"
-        return NotOwner("cannot start the command: the host's lease has expired", hint=hint)
-    if step == "user":
-        hint = "run this process with the right to change user and groups"
-        return UsageError(f"cannot change to that user: {text}", hint=hint)
-    return no_room(step, OSError(number, text))

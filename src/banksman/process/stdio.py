@@ -63,7 +63,7 @@ def open_terminal(size: Size) -> tuple[int, int]:
 
 
 def resize(fd: int, size: Size) -> None:
-    """Set the size of a terminal. If it changes, the kernel sends SIGWINCH to the foreground job."""
+    """Set the size of a terminal. The kernel sends SIGWINCH to its foreground job on a change."""
     syscalls.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from banksman.core.process_facts import Survivor, SweepEnded, Swept
 from banksman.process import syscalls
-from banksman.process.keeper.sweep import NEWER_GRACE_SECONDS, NEWER_KILL_SECONDS_MAX
+from banksman.process.keeper.newer_sweep import NEWER_GRACE_SECONDS, NEWER_KILL_SECONDS_MAX
 
 # A turn has few writes, mostly answers to questions. Beyond this number the oldest note is dropped;
 # then only the tick decides.

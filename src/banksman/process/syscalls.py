@@ -109,7 +109,7 @@ def close(fd: int) -> None:
 
 
 def set_pipe_size(fd: int, size: int) -> int:
-    """Set the size of a pipe and return the size that the kernel chose; 0 on macOS, which cannot."""
+    """Set the size of a pipe and return the size that the kernel chose; 0 on macOS."""
     return fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size) if hasattr(fcntl, "F_SETPIPE_SZ") else 0
 
 
@@ -286,8 +286,8 @@ def send_fds(sock: _socket.socket, data: bytes, fds: Sequence[int]) -> None:
 
 
 def recv_fds(sock: _socket.socket) -> tuple[bytes, list[int]]:
-    # Room for 253 fds, the kernel's maximum, so that no fd is lost.
     """Return the next message and its fds. Never blocks."""
+    # Room for 253 fds, the kernel's maximum, so that no fd is lost.
     room = _socket.CMSG_SPACE(4 * (PASSED_FDS_MAX + 13))
     data, ancillary, _flags, _address = sock.recvmsg(
         MESSAGE_BYTES_MAX, room, _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT

@@ -50,7 +50,7 @@ class Child(Protocol):
 
 
 class ZygoteHandle:
-    """One zygote process: its socket, its pidfd, and the number of commands that it still guards."""
+    """One zygote process: its socket, its pidfd, and the number of commands that it guards."""
 
     def __init__(self, requests: _socket.socket, pid: int, pidfd: int, fingerprint: object) -> None:
         self.pid = pid
@@ -94,7 +94,10 @@ class ZygoteHandle:
             self.hang_up()
 
     def hang_up(self) -> None:
-        """Close the host's end. The zygote then refuses requests, and exits after its last keeper."""
+        """Close the host's end.
+
+        The zygote then refuses requests, and exits after its last keeper.
+        """
         if self._requests is not None:
             self._requests.close()
             self._requests = None
@@ -308,10 +311,8 @@ def _start(fingerprint: object, plan_text: str) -> ZygoteHandle:
     if not sys.executable or getattr(sys, "frozen", False) or not os.path.isfile(entry):
         # In a program that is frozen into one file, sys.executable is that program, and this would
         # start it again.
-        raise UsageError(
-            "cannot start a Python interpreter for the keepers",
-            hint="use a Python as sys.executable, and Banksman installed as files: not frozen, no zip",
-        )
+        hint = "use a Python as sys.executable, and Banksman installed as files: not frozen, no zip"
+        raise UsageError("cannot start a Python interpreter for the keepers", hint=hint)
     # If /proc belongs to another pid namespace, its pids do not apply to this process. A search for
     # a tree there would find unrelated processes.
     if os.readlink("/proc/self") != str(os.getpid()):

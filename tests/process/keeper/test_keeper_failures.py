@@ -229,8 +229,8 @@ def test_zygote_gives_a_lost_keepers_tree_its_whole_time_despite_an_older_orphan
     python.write_text(f"""#!{sys.executable} -IS
 import sys
 sys.path.append(sys.argv[3].rsplit("/banksman/", 1)[0])
-from banksman.process.keeper import zygote
-zygote.SWEEP_SECONDS_MAX = 1.0
+from banksman.process.keeper import lost_trees, zygote
+lost_trees.SWEEP_SECONDS_MAX = 1.0
 zygote.main(int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
 """)
     python.chmod(0o700)

@@ -27,29 +27,23 @@ from __future__ import annotations
 
 import _socket
 import errno
-import mmap
 import os
 import select
 import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
+from banksman.process.keeper.newer_sweep import NewerSweep
+from banksman.process.keeper.outbox import Outbox
 from banksman.process.keeper.proc_tree import is_ignoring, survey
 from banksman.process.keeper.spawn import milliseconds_until, wake_parent
-from banksman.process.keeper.sweep import (
-    SIGCONT,
-    SIGHUP,
-    SIGKILL,
-    SIGSTOP,
-    SIGTERM,
-    Helper,
-    NewerSweep,
-    Sweep,
-)
+from banksman.process.keeper.sweep import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Helper, Sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from banksman.process.keeper.lease_timer import LeaseTimer
 
 # Added to every deadline that the host sets, before the keeper acts without it. One second is
 # enough for a host whose event loop is busy.
@@ -62,71 +56,10 @@ RETRY_SECONDS = 0.5
 # Shorter bound for the case that the keeper may not signal any of the remaining processes. Then
 # waiting helps only if those processes are about to exit without a signal.
 DENIED_SECONDS_MAX = 1.0
-# How long the last report may wait for a host that has closed its sending side. That host may still
-# read.
-FLUSH_MS_MAX = 1000
-
-NEVER = float("inf")
-# Added to the times that the host sends when it ends the tree under a lease. The host's timers are
-# as exact as the keeper's, and the host acts first.
-LEASE_MARGIN_SECONDS = 0.02
 
 # The phases, in the only order in which they occur. `_phase` never goes back, so an order for an
 # earlier rung that arrives late cannot restart the ladder.
 RUNNING, TERMED, KILLING = "running", "termed", "killing"
-
-
-class LeaseTimer:
-    """Deadlines that apply unless the host keeps renewing the lease that the tree works under.
-
-    The host writes the times to a page that all keepers share (`process/lease_page.py`). Once the
-    host ends this tree by its ladder, it sends times for this tree alone (`take_over`). When a time
-    has passed, the timer reads the page again before it reports the time as due.
-
-    `page`: an fd of the page; the caller may close it afterwards. None: no lease, the tree may live
-    as long as its host.
-    """
-
-    def __init__(self, page: int | None) -> None:
-        # This mapping must never be closed, not even when its times do not matter after
-        # `take_over`. mmap keeps a duplicate of the fd, and the keeper closes that duplicate with
-        # all other fds that it does not need (`close_all_but`). Closing the mapping later would
-        # close its number again, which may belong to another file then.
-        shared = None if page is None else mmap.mmap(page, 16, prot=mmap.PROT_READ)
-        self._page = None if shared is None else memoryview(shared).cast("d")
-        self._is_taken_over = False
-        self.term_at = self.kill_at = NEVER
-        self._look()
-
-    def take_over(self, term_at: float, kill_at: float) -> None:
-        """Replace the times of the page: the host ends this tree, by these times.
-
-        TERM may come later than the page says, because the host is alive and takes the rungs before
-        TERM. KILL may not come later.
-        """
-        # Read the page for the last time, so that the minimum below uses the current kill time.
-        # From here on the page is ignored: a renewal must not extend a stop that has begun.
-        self._look()
-        self._is_taken_over = True
-        self.term_at = term_at + LEASE_MARGIN_SECONDS
-        self.kill_at = min(self.kill_at, kill_at + LEASE_MARGIN_SECONDS)
-
-    def due(self, phase: str) -> float:
-        """Return the time of the next step in this phase; infinity if the lease demands none."""
-        return {"running": self.term_at, "termed": self.kill_at}.get(phase, NEVER)
-
-    def is_due(self, phase: str, now: float) -> bool:
-        """Whether the next step of this phase is due, according to the latest times on the page."""
-        if now < self.due(phase):
-            return False
-        # The known time has passed, but the host may have renewed the lease since the last look.
-        # Reading the page only now is the point of the page: a renewal wakes no keeper.
-        self._look()
-        return now >= self.due(phase)
-
-    def _look(self) -> None:
-        if self._page is not None and not self._is_taken_over:
-            self.term_at, self.kill_at = self._page
 
 
 class Keeper:
@@ -144,7 +77,11 @@ class Keeper:
         self._control = control
         self._host = host
         self._woken = woken
+        # killpg(0) would signal the group of the keeper, and killpg(1) all processes of the user:
+        # the kernel gets 0 and -1. Neither number can be a child, so no tree exists then.
+        assert leader > 1
         self._leader = leader
+        # Opened by number, which is safe: the leader is a child that this process has not reaped.
         self._leader_fd = syscalls.pidfd_open(leader)
         self._grace: float = order["grace"]
         self._linger: float = order["linger"]
@@ -178,12 +115,11 @@ class Keeper:
         self._deadline: float | None = None
         self._renew(order["deadline"])
         self._lease = lease
-        self._outbox: list[bytes] = []
-        self._is_behind = False
         self._poller = select.poll()
         for fd in (self._leader_fd, control.fileno(), host, woken):
             self._poller.register(fd, select.POLLIN)
-        self._say(messages.STARTED, leader, os.getpid(), time.monotonic())
+        self._outbox = Outbox(control, self._poller)
+        self._outbox.say(messages.STARTED, leader, os.getpid(), time.monotonic())
 
     def stay(self) -> None:
         """Supervise the tree until it is proven gone, then report and return."""
@@ -216,8 +152,13 @@ class Keeper:
             if self._phase is KILLING:
                 self._sweep_round()
             self._sweep_newer()
+        # The proof counts only with the leader reaped (see the module docstring), and the leader is
+        # reaped only after its exit was reported. If that ever fails, this process must not exit
+        # with DUTY_DONE: the zygote then looks for the tree itself.
+        assert self._has_exited
+        assert self._is_reaped
         self._report([])
-        self._flush_to_the_end()
+        self._outbox.flush_to_the_end(self._host)
 
     def _timeout_ms(self) -> float | None:
         dues = [
@@ -252,7 +193,7 @@ class Keeper:
         self._has_exited = True
         has_code = result.si_code == os.CLD_EXITED
         code, number = (result.si_status, None) if has_code else (None, result.si_status)
-        self._say(messages.EXITED, code, number, time.monotonic(), self._phase is RUNNING)
+        self._outbox.say(messages.EXITED, code, number, time.monotonic(), self._phase is RUNNING)
         # The leader has exited without a stop. Its remaining children may run for `linger` seconds;
         # the host orders REST after that. The keeper's deadline covers a host that does not.
         if self._phase is RUNNING:
@@ -265,7 +206,7 @@ class Keeper:
     def _on_control(self) -> None:
         """Read one message. If there are more, poll() returns immediately."""
         # POLLOUT may be the reason of the wake-up: messages were waiting for room in the socket.
-        self._flush()
+        self._outbox.flush()
         try:
             data = syscalls.recv(self._control)
         except BlockingIOError:
@@ -291,8 +232,10 @@ class Keeper:
                 self._bound_stop(seconds)
                 self._term_rest()
             case (messages.HURRY, term_at, kill_at):
+                # In any phase: the times only bound the ladder, they take no rung.
                 self._lease.take_over(term_at, kill_at)
             case (messages.KILL,):
+                # From any phase, because the host may skip rungs. A second KILL changes nothing.
                 self._kill()
             case (messages.SIGNAL, number, to_group):
                 self._signal(number, to_group)
@@ -304,6 +247,7 @@ class Keeper:
             case (messages.SWEEP, number, tick, pid, ends):
                 self._begin_newer(number, (tick, pid), ends)
             case _:
+                # Both ends are the same program, so this is a bug. The zygote ends the tree.
                 raise AssertionError(message)
 
     def _on_host_gone(self) -> None:
@@ -317,6 +261,7 @@ class Keeper:
             self._poller.unregister(self._host)
             self._poller.unregister(self._control.fileno())
             self._host = -1
+            self._outbox.stop_polling()
             # The zygote also has to notice the death of the host. If it was stopped (SIGSTOP), only
             # its children know, and they continue it.
             wake_parent()
@@ -334,6 +279,8 @@ class Keeper:
                 self._term_rest()
 
     def _renew(self, seconds: float | None) -> None:
+        # Counted from now and not from the moment of sending. A message that waited in the socket
+        # gives the host more time, never less.
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
     def _bound_stop(self, seconds: float) -> None:
@@ -358,7 +305,7 @@ class Keeper:
         # ACTED precedes the rung in the stream, so that the host can tell this KILL from its own
         # orders.
         if self._phase is TERMED:
-            self._say(messages.ACTED, messages.KILL, now, by_lease)
+            self._outbox.say(messages.ACTED, messages.KILL, now, by_lease)
             self._kill()
             return
         # Bounded by the lease as it is now. If the host renews the lease after all, the stop that
@@ -367,10 +314,10 @@ class Keeper:
             min(now + self._grace, self._lease.kill_at) if by_lease else now + self._grace
         )
         if self._has_exited:
-            self._say(messages.ACTED, messages.REST, now, by_lease)
+            self._outbox.say(messages.ACTED, messages.REST, now, by_lease)
             self._term_rest()
         else:
-            self._say(messages.ACTED, messages.TERM, now, by_lease)
+            self._outbox.say(messages.ACTED, messages.TERM, now, by_lease)
             self._term_group()
 
     def _term_group(self) -> None:
@@ -388,9 +335,9 @@ class Keeper:
         self._signal(SIGCONT, to_group=True)
 
     def _term_rest(self) -> None:
+        """Send TERM to the processes that outlive the leader, anywhere in the tree."""
         # Every caller comes here after the exit of the leader was reported, so the new phase cannot
         # falsify that report.
-        """Send TERM to the processes that outlive the leader, anywhere in the tree."""
         if self._phase is RUNNING:
             self._phase = TERMED
         self._reap()
@@ -422,10 +369,11 @@ class Keeper:
         self._signal(SIGSTOP, to_group=True)
 
     def _signal(self, number: int, to_group: bool) -> None:
+        """Signal the leader, or its group, by number."""
         # By number is safe as long as the leader is unreaped: a zombie keeps its pid and its group
         # id. Once it is reaped both may be reused. A zombie alone needs no signal, but its group
-        # may have living members.
-        """Signal the leader, or its group, by number."""
+        # may have living members. Only this process reaps the leader, and it has one thread. So the
+        # leader cannot be reaped between this check and the signal.
         if self._is_reaped or (self._has_exited and not to_group):
             return
         try:
@@ -464,14 +412,14 @@ class Keeper:
             return
         ended = sweep.ended
         for first in range(0, len(ended), messages.NAMES_PER_MESSAGE):
-            self._say(
+            self._outbox.say(
                 messages.SWEEP_REPORT,
                 sweep.number,
                 ended[first : first + messages.NAMES_PER_MESSAGE],
                 [],
                 False,
             )
-        self._say(messages.SWEEP_REPORT, sweep.number, [], sweep.survivors, True)
+        self._outbox.say(messages.SWEEP_REPORT, sweep.number, [], sweep.survivors, True)
 
     # -- proof of the end -------------------------------------------------------------------------
     def _reap(self) -> None:
@@ -536,54 +484,11 @@ class Keeper:
             (pid, name) for (pid, _start), name in self._sweep.names.items() if pid != self._leader
         ]
         for first in range(self._named, len(names), messages.NAMES_PER_MESSAGE):
-            self._say(messages.SWEPT, names[first : first + messages.NAMES_PER_MESSAGE])
+            self._outbox.say(messages.SWEPT, names[first : first + messages.NAMES_PER_MESSAGE])
         self._named = len(names)
 
     def _report(self, survivors: list[tuple[int, str, str]]) -> None:
         # A second GONE would arrive after the host has closed its end, or contradict the first.
         if not self._has_reported:
             self._has_reported = True
-            self._say(messages.GONE, survivors)
-
-    def _say(self, *message: Any) -> None:
-        """Queue a message and send as much of the queue as the socket takes."""
-        self._outbox.append(messages.encode(*message))
-        self._flush()
-
-    def _flush_to_the_end(self) -> None:
-        """Send the last messages, waiting for a slow reader as long as the host lives.
-
-        Without the final report the host would have to assume that the tree may still exist.
-        """
-        while self._outbox:
-            waiting = select.poll()
-            waiting.register(self._control.fileno(), select.POLLOUT)
-            if self._host != -1:
-                waiting.register(self._host, select.POLLIN)
-            # With a living host there is no bound: a host that is stopped reads after it resumes. A
-            # host that has closed its sending side gets FLUSH_MS_MAX.
-            ready = dict(syscalls.poll(waiting, None if self._host != -1 else FLUSH_MS_MAX))
-            if not ready or self._host in ready:
-                return
-            self._flush()
-
-    def _flush(self) -> None:
-        """Send queued messages without blocking.
-
-        While the tree exists, the keeper waits for no reader: a full socket must not delay a kill.
-        """
-        while self._outbox:
-            try:
-                syscalls.send(self._control, self._outbox[0])
-            except BlockingIOError:
-                break
-            except ConnectionError:
-                self._outbox.clear()  # The host has closed its end.
-                break
-            del self._outbox[0]
-        # Poll for POLLOUT only while messages wait. A socket is nearly always writable, and poll()
-        # would spin.
-        if self._host != -1 and bool(self._outbox) != self._is_behind:
-            self._is_behind = bool(self._outbox)
-            events = select.POLLIN | select.POLLOUT if self._is_behind else select.POLLIN
-            self._poller.modify(self._control.fileno(), events)
+            self._outbox.say(messages.GONE, survivors)

@@ -14,7 +14,8 @@ import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
-from banksman.process.keeper.keeper import RUNNING, Keeper, LeaseTimer
+from banksman.process.keeper.keeper import RUNNING, Keeper
+from banksman.process.keeper.lease_timer import LeaseTimer
 from banksman.process.keeper.spawn import (
     SpawnFailed,
     close_all_but,
@@ -36,6 +37,8 @@ def be_spare(orders: _socket.socket, host: int) -> None:
     """
     woken = get_ready(orders.fileno(), host)
     syscalls.prctl(syscalls.PR_SET_NAME, b"banksman-spare")
+    # Ordinary signals do not end a spare: it has the handlers of the zygote (`stay_deaf`). Its wait
+    # ends with an order, or with the end of the socket when the zygote dies.
     poller = select.poll()
     for fd in (orders.fileno(), host):
         poller.register(fd, select.POLLIN)
@@ -57,13 +60,18 @@ def be_spare(orders: _socket.socket, host: int) -> None:
 def be_keeper(data: bytes, fds: list[int], host: int) -> None:
     """Run as a keeper in a process that was forked with the fds of its command already open."""
     keep(data, fds, host, get_ready(*fds, host))
+    # `keep` returns only if nothing was started or ECHILD has proven the end. All other ways out
+    # are exceptions, and the status says so: see `Zygote._fork`.
     os._exit(messages.DUTY_DONE)
 
 
 def get_ready(*kept: int) -> tuple[int, int]:
+    """Set up a keeper process and return its wake-up pipe."""
+    # The keeper must see the /proc that the zygote opened before any command ran. A command can
+    # mount another one over it, and a sweep would find no process of the tree there.
+    assert syscalls.proc_fd >= 0
     # A separate session: signals to the process group or the terminal of the host do not reach the
     # keeper.
-    """Set up a keeper process and return its wake-up pipe."""
     syscalls.setsid()
     # Before the command starts, so that no orphan of its tree can escape to another reaper.
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
@@ -74,11 +82,18 @@ def get_ready(*kept: int) -> tuple[int, int]:
 def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None:
     """Start the command and supervise it until its tree is gone."""
     syscalls.prctl(syscalls.PR_SET_NAME, messages.KEEPER)
-    _word, _count, _grace, order_bytes = messages.decode(data)
+    word, _count, _grace, order_bytes = messages.decode(data)
+    # The zygote passes on nothing else.
+    assert word == messages.SPAWN
     # A long order comes as a file, the last of the fds.
     if order_bytes is None:
         order_bytes = read_file(fds.pop())
     order: dict[str, Any] = marshal.loads(order_bytes)
+    # `launch.prepare` resolves the helper to an absolute path. Anything else would be looked up in
+    # the folder of the command, and run with more privileges.
+    assert not order["ender"] or order["ender"][0].startswith(b"/")
+    # Servers of this user recognise an agent's tree by this name. So the keeper has it before the
+    # command exists.
     if order["is_agents"]:
         syscalls.prctl(syscalls.PR_SET_NAME, messages.AGENTS_KEEPER)
     control_fd, cwd, *fds = fds
@@ -86,13 +101,16 @@ def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None
     control = _socket.socket(fileno=control_fd)
     if is_spoken_to(control):
         # The host has closed its end or ordered a stop before the start. The caller may have been
-        # informed that the command is over, so it must not start now.
+        # informed that the command is over, so it must not start now. A message that arrives after
+        # this check waits in the socket, and the keeper obeys it.
         syscalls.send(control, messages.encode(messages.FAILED, "stopped", 0))
         return
     try:
         lease = LeaseTimer(page)
         if lease.is_due(RUNNING, time.monotonic()):
-            # The order waited too long, for this keeper or for a host that was stopped.
+            # The order waited too long, for this keeper or for a host that was stopped. Another
+            # host may own the session by now, so the command must not start. This check comes last
+            # before the start; a lease that ends later is a deadline of the keeper.
             raise SpawnFailed("lease", 0)
         leader = spawn(order, cwd, fds)
     except SpawnFailed as exc:
@@ -105,6 +123,9 @@ def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None
     # The keeper must not hold the command's folder, which may be on a mount that has to be
     # unmounted. It must not hold the child's files either: the reader of a pipe waits for the last
     # writer, and that must be the child.
+    #
+    # From the spawn to the loop of the keeper nothing watches the tree. An exception in between
+    # ends this process, and the zygote ends the tree.
     os.chdir("/")
     close_all_but(0, 1, 2, control_fd, host, *woken)
     Keeper(control, host, woken[0], leader, order, lease).stay()

@@ -111,6 +111,9 @@ def _clear_of(fds: list[int], targets: set[int]) -> list[int]:
         while fd in targets:
             fd = syscalls.dup(fd)  # noqa: PLW2901
         clear.append(fd)
+    # Now the order of the moves does not matter: no move overwrites a file that is still to be
+    # moved. The command does not run yet, so a failure here leaves no tree.
+    assert targets.isdisjoint(clear)
     return clear
 
 
@@ -139,7 +142,7 @@ def _fork_exec(order: Order, fds: list[int], targets: list[int]) -> int:
     finally:
         syscalls.close(said)
     # The child exits after its message. Reap it here: it was never the leader, and nothing reports
-    # its exit.
+    # its exit. The pid cannot be another process: it is an unreaped child until this call.
     if failure:
         syscalls.waitpid(pid, 0)
         step, number = failure.decode().split(":")
@@ -155,6 +158,9 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
         # close-on-exec on the copy, as os.pipe did on the original.
         while tell in targets:
             tell = os.dup(tell)
+        # Otherwise the failure of a later step would be written into a file of the command, and the
+        # keeper would take the silent pipe for success.
+        assert tell not in targets
         # A session leader without a terminal: the precondition for `_take_terminal`, and the leader
         # of the group that the keeper signals.
         syscalls.setsid()
@@ -163,6 +169,9 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
         if order["terminal"] is not None:
             # Before the user changes, because chown needs the privileges of the current user.
             step = "terminal"
+            # The terminal replaces the pipes, so it is the only stream and stands at fd 0
+            # (`ChildStreams`).
+            assert 0 in targets
             _take_terminal(order["terminal"], order["user"])
         # Also before the user changes: raising a limit or the priority may need privileges that the
         # other user does not have.
@@ -248,6 +257,11 @@ def stay_deaf() -> None:
 def wake_on_child() -> tuple[int, int]:
     """Return a pipe `(read, write)` that becomes readable when a child dies."""
     woken, wake = syscalls.pipe()
+    # The standard streams are /dev/null from the start of the zygote, so the kernel cannot assign
+    # their numbers here. Otherwise a helper (`sudo kill`) would inherit the pipe as its stdio. No
+    # caller has a command yet.
+    assert woken > 2
+    assert wake > 2
     # Both ends do not block. Signals must never block in a full pipe, and a full pipe is readable
     # anyway.
     syscalls.set_blocking(woken, False)
@@ -261,6 +275,8 @@ def wake_on_child() -> tuple[int, int]:
 
 def wake_parent() -> None:
     """Continue the zygote if something has stopped it. CONT has no effect on a running process."""
+    # The parent may die between the two calls, and its pid may be reused. Then CONT reaches another
+    # process of this user, and at most continues it. That harm is too small for a pidfd.
     try:
         syscalls.kill(os.getppid(), SIGCONT)
     except OSError:

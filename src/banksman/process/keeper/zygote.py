@@ -29,8 +29,7 @@ import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
-from banksman.process.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX
-from banksman.process.keeper.proc_tree import descendants, survey
+from banksman.process.keeper.lost_trees import Orphans, tell
 from banksman.process.keeper.spare import be_keeper, be_spare, rehearse
 from banksman.process.keeper.spawn import (
     SpawnFailed,
@@ -40,7 +39,7 @@ from banksman.process.keeper.spawn import (
     stay_deaf,
     wake_on_child,
 )
-from banksman.process.keeper.sweep import SIGCONT, SIGKILL, Sweep
+from banksman.process.keeper.sweep import SIGCONT, SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     from banksman.process.fault_plan import FaultPlan
 
 
-# Bound on the exit statuses that are kept for the report, so that the report fits in one message.
-STATUSES_MAX = 1000
 # How long a keeper may take after the host's death, in addition to the command's grace. It covers
 # the bound of the keeper's sweep, the runs of a helper that signals another user's processes, and
 # some slack.
@@ -108,6 +105,8 @@ class Zygote:
     """Event loop of the zygote: requests, dead children, overdue keepers and orphans."""
 
     def __init__(self, requests: _socket.socket, host: int, plan: FaultPlan | None) -> None:
+        # The keepers inherit this fd: see `get_ready`. No command runs yet.
+        assert syscalls.proc_fd >= 0
         self._requests: _socket.socket | None = requests
         self._host = host
         self._plan = plan
@@ -144,6 +143,10 @@ class Zygote:
                 self._on_dues()
             if self._orphans is not None and self._orphans.is_due():
                 self._sweep_orphans(self._orphans)
+        # Each deadline belongs to a keeper in the table, and both are removed together. A deadline
+        # that is left would be a kill by number of a reaped process. Nothing is guarded at this
+        # point, so a failure leaves no tree.
+        assert not self._dues
         self._dismiss_spare()
 
     def _timeout_ms(self) -> float | None:
@@ -169,6 +172,9 @@ class Zygote:
             # the pause between two looks.
             if is_proven and not orphans.is_begun_anew:
                 orphans.report([])
+                # Every host that waits for these orphans has its report. They are proven gone, so a
+                # failure here leaves no tree.
+                assert not orphans.controls
                 self._orphans = None
 
     def _guards(self) -> set[int]:
@@ -176,6 +182,8 @@ class Zygote:
         return {*self._keepers, *([] if self._spare is None else [self._spare.pid])}
 
     def _on_host_gone(self) -> None:
+        # Each keeper watches the host too, and ends its tree. The zygote only bounds the time that
+        # they take: a keeper that is stopped or traced would never end it.
         self._poller.unregister(self._host)
         self._take_no_more()
         now = time.monotonic()
@@ -208,7 +216,8 @@ class Zygote:
                 self._on_spawn(data, fds, count, grace)
             case (messages.KILL_KEEPER, pid):
                 # The keeper may have exited while the request was on its way, and its pid may be in
-                # use again.
+                # use again. A pid in the table is certain: the entry is removed at the latest
+                # when the zygote reaps that keeper, and only then the kernel frees the pid.
                 if pid in self._keepers:
                     self._kill_keeper(pid)
             case other:
@@ -222,7 +231,7 @@ class Zygote:
         # socket is among them, the host gets the reason. If not, the host sees the end of that
         # socket.
         if fds:
-            _tell(fds[0], messages.FAILED, "fds", errno.EMFILE)
+            tell(fds[0], messages.FAILED, "fds", errno.EMFILE)
         for fd in fds:
             syscalls.close(fd)
 
@@ -234,7 +243,7 @@ class Zygote:
             if pid is None:
                 pid = self._fork(lambda: be_keeper(data, fds, self._host))
         except OSError as exc:
-            _tell(control, messages.FAILED, "fork", exc.errno or 0)
+            tell(control, messages.FAILED, "fork", exc.errno or 0)
             syscalls.close(control)
         else:
             # The zygote keeps its copy of the control socket: see `KnownKeeper`.
@@ -294,10 +303,14 @@ class Zygote:
         return pid
 
     def _dismiss_spare(self) -> None:
+        # No further request can come, so the spare gets no command. Nothing is guarded here, so a
+        # failure leaves no tree.
+        assert self._requests is None
         if self._spare is not None:
             self._spare.orders.close()
-            # KILL, because the spare holds nothing that needs a cleanup, and a stopped one would
-            # not notice the closed socket.
+            # By number, which is safe: `_reap` clears `_spare` when it reaps that child. KILL,
+            # because the spare holds nothing that needs a cleanup, and a stopped one would not
+            # notice the closed socket.
             syscalls.kill(self._spare.pid, SIGKILL)
             # The only blocking wait. The zygote has nothing left to do at this point.
             syscalls.waitpid(self._spare.pid, 0)
@@ -315,6 +328,8 @@ class Zygote:
         for pid, (due, is_killed) in list(self._dues.items()):
             if now < due:
                 continue
+            # A keeper leaves `_dues` when the zygote reaps it. So each pid here is an unreaped
+            # child, and cannot be another process.
             if is_killed:
                 # Not reaped, and yet dead: held by a tracer. Its pid leaves the table, so that it
                 # is not signalled by number later.
@@ -325,7 +340,9 @@ class Zygote:
 
     def _lose(self, lost: list[KnownKeeper]) -> None:
         """Take over the trees of these keepers."""
-        # One sweep for all lost keepers, since their orphans cannot be distinguished.
+        # One sweep for all lost keepers, since their orphans cannot be distinguished. The orphans
+        # are children of the zygote by now: the kernel hands them to the nearest subreaper while
+        # the keeper exits, before it reports the death of the keeper.
         self._orphans = self._orphans or Orphans(self._reap)
         self._orphans.controls.extend(kept.control for kept in lost)
         self._orphans.begin_anew()
@@ -335,6 +352,8 @@ class Zygote:
 
         A stopped keeper guards nothing.
         """
+        # Only the guards. A stopped orphan stays stopped, because the sweep stops orphans before it
+        # kills them.
         if pid in self._guards():
             syscalls.kill(pid, SIGCONT)
 
@@ -373,11 +392,7 @@ class Zygote:
         if lost:
             self._lose(lost)
         if self._orphans is not None:
-            self._orphans.statuses.update(statuses)
-            # The statuses are for the leaders among these orphans. The bound is for a tree that
-            # forks and exits without end. The first entries stay.
-            for pid in list(self._orphans.statuses)[STATUSES_MAX:]:
-                del self._orphans.statuses[pid]
+            self._orphans.note(statuses)
 
 
 class KnownKeeper:
@@ -398,86 +413,3 @@ class Spare:
     def __init__(self, pid: int, orders: _socket.socket) -> None:
         self.pid = pid
         self.orders = orders
-
-
-class Orphans:
-    """The trees of killed keepers: the zygote sweeps them and reports to the host.
-
-    Several keepers may be lost at the same time, and their orphans cannot be distinguished. So each
-    control socket gets the report about all orphans. The host recognises the leader of each command
-    by its pid.
-    """
-
-    def __init__(self, reap: Callable[[], None]) -> None:
-        self.controls: list[int] = []
-        self.statuses: dict[int, int] = {}
-        self.begin_anew()
-        self._sweep = Sweep(os.getpid(), reap)
-
-    def begin_anew(self) -> None:
-        """Restart the time bound, because another keeper was lost.
-
-        Its orphans get the full time, even if older orphans are still being swept.
-        """
-        self.next_round = 0.0
-        self._began = time.monotonic()
-
-    @property
-    def is_begun_anew(self) -> bool:
-        """True if `begin_anew` was called since the last round began."""
-        return self.next_round == 0.0
-
-    def is_due(self) -> bool:
-        return time.monotonic() >= self.next_round
-
-    def sweep(self, guards: set[int]) -> bool:
-        """Run one round. True if no orphan is left.
-
-        After SWEEP_SECONDS_MAX the survivors are reported, and the rounds continue at a slower
-        pace.
-        """
-        now = time.monotonic()
-        # Set before the look: `begin_anew` may run during it (`reap` finds another lost keeper) and
-        # resets this value to 0.
-        self.next_round = now + (ROUND_SECONDS if self.controls else RETRY_SECONDS)
-        try:
-            found = self._sweep.kill(but=guards)
-            # The result of `kill` is not enough: this finds denied processes, and processes born
-            # after its last pass.
-            left = descendants(os.getpid(), near=False, but=guards)
-        except OSError:
-            return False  # No memory or fds for a scan. The next round may succeed.
-        if not left and not found:
-            return True
-        if now - self._began > SWEEP_SECONDS_MAX:
-            self.report(survey(os.getpid(), self._sweep.denied, but=guards))
-        return False
-
-    def report(self, survivors: list[tuple[int, str, str]]) -> None:
-        # Send only as many names as certainly fit into the socket buffer. A host that reads slowly
-        # must still get GONE.
-        names = [(pid, name) for (pid, _start), name in self._sweep.names.items()][
-            : 2 * messages.NAMES_PER_MESSAGE
-        ]
-        for control in self.controls:
-            # LOST first: the host must know the exit status of the leader before GONE closes the
-            # case.
-            _tell(control, messages.LOST, self.statuses)
-            for first in range(0, len(names), messages.NAMES_PER_MESSAGE):
-                _tell(control, messages.SWEPT, names[first : first + messages.NAMES_PER_MESSAGE])
-            _tell(control, messages.GONE, survivors)
-            # The end of this stream. Sockets are reported once; later rounds have no reader and run
-            # quietly.
-            syscalls.close(control)
-        self.controls.clear()
-
-
-def _tell(control: int, *message: object) -> None:
-    sock = _socket.socket(fileno=control)
-    try:
-        syscalls.send(sock, messages.encode(*message))
-    except OSError:
-        pass  # The host is gone, or reads so slowly that it learns from the end of the stream.
-    finally:
-        # `detach` keeps the fd open: it belongs to the caller.
-        sock.detach()

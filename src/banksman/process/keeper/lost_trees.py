@@ -1,0 +1,126 @@
+"""Trees of lost keepers: the zygote sweeps their orphans, and reports in place of the keepers.
+
+A keeper is lost if it ended without proof that its tree is gone. The zygote is a subreaper too, so
+the orphans of that tree become its children.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import time
+
+from banksman.process import syscalls
+from banksman.process.keeper import messages
+from banksman.process.keeper.keeper import RETRY_SECONDS, ROUND_SECONDS, SWEEP_SECONDS_MAX
+from banksman.process.keeper.proc_tree import descendants, survey
+from banksman.process.keeper.sweep import Sweep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Bound on the exit statuses that are kept for the report, so that the report fits in one message.
+STATUSES_MAX = 1000
+
+
+class Orphans:
+    """The trees of killed keepers: the zygote sweeps them and reports to the host.
+
+    Several keepers may be lost at the same time, and their orphans cannot be distinguished. So each
+    control socket gets the report about all orphans. The host recognises the leader of each command
+    by its pid.
+    """
+
+    def __init__(self, reap: Callable[[], None]) -> None:
+        self.controls: list[int] = []
+        self._statuses: dict[int, int] = {}
+        self.begin_anew()
+        self._sweep = Sweep(os.getpid(), reap)
+
+    def begin_anew(self) -> None:
+        """Restart the time bound, because another keeper was lost.
+
+        Its orphans get the full time, even if older orphans are still being swept.
+        """
+        self.next_round = 0.0
+        self._began = time.monotonic()
+
+    def note(self, statuses: dict[int, int]) -> None:
+        """Keep the exit statuses of reaped orphans, by pid, for the report.
+
+        The leaders are among these orphans. A tree that forks and exits without end has no bound,
+        so the first STATUSES_MAX entries stay.
+        """
+        self._statuses.update(statuses)
+        for pid in list(self._statuses)[STATUSES_MAX:]:
+            del self._statuses[pid]
+
+    @property
+    def is_begun_anew(self) -> bool:
+        """True if `begin_anew` was called since the last round began."""
+        return self.next_round == 0.0
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.next_round
+
+    def sweep(self, guards: set[int]) -> bool:
+        """Run one round. True if it has found no orphan.
+
+        That alone is no proof: see `Zygote._sweep_orphans`.
+
+        After SWEEP_SECONDS_MAX the survivors are reported, and the rounds continue at a slower
+        pace.
+        """
+        now = time.monotonic()
+        # Set before the look: `begin_anew` may run during it (`reap` finds another lost keeper) and
+        # resets this value to 0.
+        self.next_round = now + (ROUND_SECONDS if self.controls else RETRY_SECONDS)
+        try:
+            found = self._sweep.kill(but=guards)
+            # The result of `kill` is not enough: this finds denied processes, and processes born
+            # after its last pass.
+            left = descendants(os.getpid(), near=False, but=guards)
+        except OSError:
+            return False  # No memory or fds for a scan. The next round may succeed.
+        if not left and not found:
+            return True
+        # The report closes the case for the hosts that wait now. The sweep continues without them,
+        # because a survivor may become killable later.
+        if now - self._began > SWEEP_SECONDS_MAX:
+            self.report(survey(os.getpid(), self._sweep.denied, but=guards))
+        return False
+
+    def report(self, survivors: list[tuple[int, str, str]]) -> None:
+        """Report the end to every host that waits, in place of its keeper. Closes the sockets."""
+        # Send only as many names as certainly fit into the socket buffer. A host that reads slowly
+        # must still get GONE.
+        names = [(pid, name) for (pid, _start), name in self._sweep.names.items()][
+            : 2 * messages.NAMES_PER_MESSAGE
+        ]
+        for control in self.controls:
+            # LOST first: the host must know the exit status of the leader before GONE closes the
+            # case.
+            tell(control, messages.LOST, self._statuses)
+            for first in range(0, len(names), messages.NAMES_PER_MESSAGE):
+                tell(control, messages.SWEPT, names[first : first + messages.NAMES_PER_MESSAGE])
+            tell(control, messages.GONE, survivors)
+            # The end of this stream. Sockets are reported once; later rounds have no reader and run
+            # quietly.
+            syscalls.close(control)
+        self.controls.clear()
+
+
+def tell(control: int, *message: object) -> None:
+    """Send one message to a host, or drop it if the socket does not take it now.
+
+    `control`: the fd of the control socket; it stays open.
+    """
+    sock = _socket.socket(fileno=control)
+    try:
+        syscalls.send(sock, messages.encode(*message))
+    except OSError:
+        pass  # The host is gone, or reads so slowly that it learns from the end of the stream.
+    finally:
+        # `detach` keeps the fd open: it belongs to the caller.
+        sock.detach()
