@@ -1,6 +1,6 @@
-"""Run the benchmarks, each in a process of its own, and repeat every goal at the end.
+"""Run the benchmarks, each in a separate process, and repeat all goals at the end.
 
-The exit code is 1 if a benchmark could not be run. A missed goal is a finding, not a failure, and leaves it 0.
+The exit code is 1 if a benchmark fails. A missed goal is a result and no failure: the code stays 0.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ NAMES = (
     ),
     *("server", "latency", "cluster"),
 )
-# None takes a third of this. One that does is broken, and what it left running ends with it.
+# Each benchmark takes less than a third of this. A slower one hangs: it is killed, and the
+# processes that Banksman started for it end with it.
 SECONDS_MAX = 180.0
-# Above this the numbers are those of the machine's other work as much as ours. Said, not hidden.
+# Above this load of other processes, the raw numbers are unreliable, and a note says so.
 BUSY_SHARE_MAX = 0.1
 
 
 def busy_share(seconds: float = 0.5) -> float:
-    """How much of the machine is in use by others just now, from 0 to 1."""
+    """Return the share of the CPUs that other processes use now, from 0 to 1."""
     before = _jiffies()
     time.sleep(seconds)
     idle, total = (after - was for after, was in zip(_jiffies(), before, strict=True))
@@ -51,11 +52,11 @@ def _jiffies() -> tuple[int, int]:
 
 
 def run(name: str) -> tuple[int, list[str]]:
-    """Run one, passing its lines on as they come; its exit code, and the lines that state a goal."""
+    """Run a benchmark and print its lines. Return its exit code and its goal lines."""
     goals: list[str] = []
     argv = [sys.executable, "-m", f"bench.{name}"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
-        # Killing it closes the pipe that is read below, so the deadline needs nothing else.
+        # The kill closes the pipe that is read below, so the loop ends at the deadline.
         deadline = threading.Timer(SECONDS_MAX, process.kill)
         deadline.start()
         assert process.stdout is not None
@@ -71,9 +72,7 @@ def run(name: str) -> tuple[int, list[str]]:
 def main(names: list[str]) -> int:
     unknown = [name for name in names if name not in NAMES]
     if unknown:
-        print(
-            f"there is no benchmark {unknown[0]!r}; there are: {' '.join(NAMES)}", file=sys.stderr
-        )
+        print(f"unknown benchmark {unknown[0]!r}; choose among: {' '.join(NAMES)}", file=sys.stderr)
         return 2
     began = time.monotonic()
     print(f"Python {platform.python_version()}, Linux {platform.release()}, {os.cpu_count()} cores")
@@ -83,18 +82,18 @@ def main(names: list[str]) -> int:
         print(f"\n== {name} ==", flush=True)
         if (busy := busy_share()) > BUSY_SHARE_MAX:
             print(
-                f"note: others use {busy:.0%} of this machine; ratios are what is left to read",
+                f"note: other processes use {busy:.0%} of the CPUs; trust only the ratios",
                 flush=True,
             )
         code, met = run(name)
         goals.extend(f"{name:8} {line}" for line in met)
         if code != 0:
             failed.append(name)
-            print(f"{name} could not be measured (exit code {code})")
-    print(f"\n== goals == ({time.monotonic() - began:.0f} s in all)")
+            print(f"{name} failed (exit code {code})")
+    print(f"\n== goals == (total time {time.monotonic() - began:.0f} s)")
     print("\n".join(goals))
     if failed:
-        print(f"could not be measured: {' '.join(failed)}")
+        print(f"failed: {' '.join(failed)}")
     return 1 if failed else 0
 
 

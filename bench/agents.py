@@ -1,4 +1,4 @@
-"""What the benchmarks of sessions share: the tiny agent's command, and a session's small change."""
+"""Helpers for the benchmarks of sessions: the command of the tiny agent, and one complete turn."""
 
 from __future__ import annotations
 

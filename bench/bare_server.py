@@ -1,8 +1,10 @@
-"""The control: an asyncio server that writes to whoever connects, and knows nothing of what it writes.
+"""Control for the server benchmarks: an asyncio server that writes timestamps to all clients.
 
-Run by its path: SHAPE RATE BYTES CLIENTS. When so many have come it begins: so many times a second it writes so many
-bytes, with the time in them. Shape `one`: the same to everybody at once; `each`: to each at its own times, as if each
-followed another.
+    python bare_server.py SHAPE RATE BYTES CLIENTS
+
+The server waits for CLIENTS connections. Then it writes BYTES bytes with the current time in them,
+RATE times a second. SHAPE `one`: all clients get each write at the same time, like followers of one
+session. SHAPE `each`: each client gets its writes at other times, like followers of many sessions.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\nevent: stream.live\n\n"
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n"
+    b"event: stream.live\n\n"
+)
 
 
 class Client(asyncio.Protocol):
-    """`come` is called with its transport when it has asked, whatever it has asked for."""
+    """Connection of a client. Any request is answered, and `come` gets the transport."""
 
     def __init__(self, come: Callable[[asyncio.Transport], None]) -> None:
         self._come = come

@@ -1,7 +1,8 @@
-"""1 GiB of output: the time until the result, and the memory it took.
+"""Capture 1 GiB of output: the time until the result, and the peak memory.
 
-`subprocess` keeps all of it; `execute` keeps head and tail, and the first 64 MiB in a file. Each capture runs in a
-process of its own, because a peak cannot be reset; the time is taken inside, without the start of the interpreter.
+`subprocess` keeps all of the output in memory. `execute` keeps the head and the tail in memory and
+the first 64 MiB in a file. Each capture runs in a separate process, because the peak of a process
+cannot be reset. The time excludes the start of the interpreter.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bench.measure import goal, p50, table
 TOTAL_BYTES = 1 << 30
 ROUNDS = 4
 ARGV = ["head", "-c", str(TOTAL_BYTES), "/dev/zero"]
-# Head, tail, the pieces on their way, and what the interpreter needs to run at all.
+# Room for the head, the tail, the pieces in transit, and the growth of the interpreter.
 GROWTH_BYTES_MAX = 32 << 20
 
 
@@ -39,7 +40,7 @@ def peak_bytes() -> int:
 
 
 def capture(name: str) -> None:
-    """In a process of its own: capture once and print seconds, and the peak before and after."""
+    """Capture once and print the seconds and the peak before and after, in a fresh process."""
     before = peak_bytes()
     began = time.perf_counter()
     total = CONTESTANTS[name]()
@@ -63,7 +64,7 @@ def main() -> None:
     for name, pairs in peaks.items():
         before, after = max(pairs, key=lambda pair: pair[1])
         growth[name] = after - before
-        print(f"  {name:52} peak RSS {after >> 20:5} MiB, {before >> 20} of them before the call")
+        print(f"  {name:52} peak RSS {after >> 20:5} MiB, {before >> 20} MiB before the call")
     ratio = p50(seconds["banksman.execute"]) / p50(seconds["subprocess.run"])
     goal("at least as fast as subprocess.run", f"{1 / ratio:.1f} times as fast", ratio <= 1)
     grown = growth["banksman.execute"]

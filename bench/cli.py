@@ -1,6 +1,7 @@
-"""The start-up of `banksman`, as ratios against the interpreter it runs in.
+"""Start-up time of `banksman`, as ratios to the start of the Python interpreter.
 
-A goal is so many times that, and a constant: what an interpreter takes is the machine's, what we add is ours.
+Each goal is a multiple of the interpreter's time plus a constant: the multiple follows the speed of
+the machine, and the constant bounds the work of Banksman.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ ROUNDS = 30
 RATIO_MAX = 1.5
 MORE_SECONDS_MAX = 0.060
 PYTHON = sys.executable
-# As a user calls it.
+# The installed script, as a user runs it.
 BANKSMAN = str(Path(PYTHON).with_name("banksman"))
 
 
@@ -27,7 +28,7 @@ def runs(*argv: str) -> None:
 
 async def main() -> None:
     if importlib.util.find_spec("banksman.cli") is None:
-        print("skipped: there is no banksman.cli yet")
+        print("skipped: banksman.cli is not installed")
         return
 
     def contestant(*argv: str):

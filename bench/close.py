@@ -1,12 +1,19 @@
-"""Closing children that make it hard, against the transport of claude-agent-sdk.
+"""Close children that are hard to close: Banksman against the transport of claude-agent-sdk.
 
-Both start the same script with the same pipes and are asked to close when the script says that it is in its state. The
-time is until the process is gone, by a pidfd, and until the call returns.
+Both start the same script with the same pipes. The close begins when the script reports that it is
+in the wanted state. Two times are measured: until the process is gone (by a pidfd), and until the
+call returns.
 
-The terms. The transport closes stdin, waits 5 s, TERM, waits 5 s, KILL; these numbers are fixed in it. Banksman's stop
-is TERM, `grace` (here the same 5 s), KILL; and it reads on meanwhile, so that a blocked child can move. A polite close,
-which like the transport's begins with the end of stdin, is measured as well. The transport's closes mostly wait, so all
-of them run at the same time, and Banksman's take their turns beside them.
+The steps of both ladders:
+
+- The transport closes stdin, waits 5 s, sends TERM, waits 5 s, sends KILL. These times are fixed.
+- `Command.stop` sends TERM, waits `grace` (5 s here, too), sends KILL. It keeps reading the output,
+  so that a blocked child can continue.
+- A polite close of a command is measured as well. It begins with the end of stdin, like the close
+  of the transport.
+
+The closes of the transport mostly wait, so all of them run at the same time. The closes of Banksman
+run one after the other beside them.
 """
 
 from __future__ import annotations
@@ -41,13 +48,16 @@ class Closed:
 
 
 class Script:
-    """The child's script as one executable file, as the transport wants it, and the socket on which it says "ready"."""
+    """Executable file that starts the child, and the socket on which the child reports its state.
+
+    The transport accepts only the path of a single file as its command.
+    """
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.path = folder / kind
         self._address = folder / f"{kind}.ready"
         child = Path(__file__).with_name("close_child.py")
-        # The transport adds arguments of its own to the command; the script drops them.
+        # The transport appends arguments to the command. The script drops them.
         self.path.write_text(
             f"#!/bin/sh\nexec '{sys.executable}' -I -S '{child}' {kind} '{self._address}'\n"
         )
@@ -55,7 +65,7 @@ class Script:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(self._address))
         self._socket.setblocking(False)
-        # One start at a time, so that each gets the pid that is its own.
+        # Only one child starts at a time, so the next reported pid belongs to that child.
         self._starting = asyncio.Lock()
 
     async def close_timed(
@@ -65,7 +75,7 @@ class Script:
             await start()
             async with asyncio.timeout(10):
                 pid = int(await asyncio.get_running_loop().sock_recv(self._socket, 64))
-            # Its parent has not reaped it, so the number is still its own.
+            # The parent has not reaped the child yet, so the pid cannot belong to another process.
             pidfd = os.pidfd_open(pid)
         try:
             began = time.perf_counter()
@@ -90,15 +100,16 @@ async def by_transport(script: Script) -> Closed:
         await transport.connect()
         process = transport._process
 
-    # Nobody iterates its messages: that is what leaves a child blocked when the caller has stopped listening.
+    # No task iterates the messages. This blocks the child, as a caller that stops reading does.
     closed = await script.close_timed(connect, transport.close)
-    # It leaves asyncio's transport open, which complains when it is collected after the loop is closed.
+    # The SDK leaves asyncio's transport open. If it is collected after the loop is closed, asyncio
+    # prints a warning.
     process._process._transport.close()
     return closed
 
 
 class Ours:
-    """One command of ours in the same situation: a pipe to its stdin, its output unread."""
+    """A command of Banksman in the same situation: stdin is a pipe, and the output is not read."""
 
     def __init__(self, host: banksman.Host, script: Script, *, is_polite: bool = False) -> None:
         self._host = host
@@ -147,15 +158,13 @@ async def measure(blocked: Script, deaf: Script) -> None:
         for _ in range(BLOCKED_ROUNDS):
             stopped.append(await Ours(host, blocked).timed())
             polite.append(await Ours(host, blocked, is_polite=True).timed())
-    print(
-        "terms: transport EOF, 5 s, TERM, 5 s, KILL (fixed in it) · Banksman TERM, grace 5 s, KILL"
-    )
+    print("ladders: transport EOF, 5 s, TERM, 5 s, KILL (fixed) · Banksman TERM, grace 5 s, KILL")
     outcomes = {
         "transport.close()": [task.result() for task in theirs_blocked],
         "Command.stop()": stopped,
         "Command.close_stdin(), resume_reading(), wait()": polite,
     }
-    theirs, ours = show("(a) blocked writing 1 MiB, leaves on EOF", outcomes)
+    theirs, ours = show("(a) blocked in a write of 1 MiB, exits on EOF", outcomes)
     times = theirs / ours
     goal(
         f"(a) gone {TIMES_FASTER_MIN} times faster", f"{times:.0f} times", times >= TIMES_FASTER_MIN
@@ -166,12 +175,16 @@ async def measure(blocked: Script, deaf: Script) -> None:
     }
     theirs, ours = show("(b) ignores TERM and EOF", outcomes)
     print(
-        f"  beyond the waits of the terms: transport {(theirs - 10) * 1000:.1f} ms, Banksman {(ours - 5) * 1000:.1f} ms"
+        f"  without the waits of the ladders: transport {(theirs - 10) * 1000:.1f} ms, "
+        f"Banksman {(ours - 5) * 1000:.1f} ms"
     )
 
 
 def show(title: str, outcomes: dict[str, list[Closed]]) -> tuple[float, float]:
-    """Print both times of all; return the p50 until gone of the transport and of `stop`."""
+    """Print both times of each contestant.
+
+    Return the p50 until the process is gone, of the transport and of `stop`.
+    """
     gone = {name: [closed.gone for closed in closes] for name, closes in outcomes.items()}
     returned = {name: [closed.returned for closed in closes] for name, closes in outcomes.items()}
     table(f"{title}: until gone", gone, against="transport.close()")

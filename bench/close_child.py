@@ -1,9 +1,12 @@
-"""A child that is hard to close: `close_child.py blocked|deaf SOCKET`. Imports nothing it does not need.
+"""Child process that is hard to close.
 
-blocked   writes 1 MiB to its stdout and then leaves at the end of its stdin; if nobody reads, it never gets that far.
-deaf      ignores TERM and the end of its stdin.
+    close_child.py blocked|deaf SOCKET
 
-It sends its pid to SOCKET when it is in that state. After a minute it ends whatever happens.
+blocked   Writes 1 MiB to stdout, then exits at the end of stdin. Without a reader, the write hangs.
+deaf      Ignores TERM and the end of stdin.
+
+The child sends its pid to SOCKET when it is in that state. An alarm ends it after a minute in any
+case. The script imports as little as possible, so that it starts fast.
 """
 
 import os
@@ -13,7 +16,7 @@ import socket
 import sys
 
 TOTAL_BYTES = 1 << 20
-# A pipe that takes nothing for so long has a reader that does not read.
+# If the pipe stays full for this time, its reader does not read.
 FULL_MS = 200
 
 

@@ -1,14 +1,18 @@
-"""What a cluster costs against one machine: the same agent, the same turns, in a file and on nodes of NATS.
+"""Cost of a cluster against one machine: the same agent and turns, on SQLite and on NATS.
 
-All of them are on this machine, so what a network would add is not in it, and neither is what nodes on machines of
-their own would take off: here they share the cores with the host. The nodes sync before they acknowledge; the file does
-with `full` and does not by default, so `sqlite, full` is the one that promises as much.
+All nodes run on this machine. So the numbers exclude the delay of a network, but include the load
+of the nodes, which share the cores with the host. The nodes sync before they acknowledge. The file
+syncs at level `full` and does not sync by default, so `sqlite, full` gives the same guarantee as
+the nodes.
 
-- An ask: from the call to its acceptance (the log has it), and to its outcome, with an agent that answers at once.
-- A live event: from the agent's write to its being seen by a host in another process that follows the session.
-- CPU: of the host, pipe to durable, and beside it that of the nodes. In one go, which packs many events into a message,
-  and as they trickle, which makes a message of each.
-- Appends of 50 events, one on its way at a time, and as many as there is room for; and a replay of all of them.
+- Ask: the time from the call to its acceptance (the log has stored it), and to its outcome. The
+  agent answers immediately.
+- Live event: the time from the agent's write until a host in another process, which follows the
+  session, receives the event.
+- CPU in the host, from the pipe to durable storage, and in the nodes: with all events in one
+  burst, which packs many events into a message, and at a low rate, with one message per event.
+- Appends of 50 events, with one unacknowledged append and with as many as the limit allows, and a
+  replay of all events.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ REPLAY_RATE_MIN = 100_000
 
 
 class Used(NamedTuple):
-    """CPU for each event: of the host, and of the nodes together."""
+    """CPU seconds per event, in the host and in all nodes together."""
 
     host: float
     nodes: float
@@ -59,8 +63,8 @@ async def asks(found: dict[str, Store]) -> None:
             sessions[name] = await host.open("claude", command=tiny())
             await done(sessions[name], "warm up")
 
-        # In another order each time, and each in quiet: what a turn leaves to be written after its outcome is synced to
-        # the same disk, and whoever always came next would always wait for it.
+        # In a random order, and after a pause: a turn writes more events after its outcome, and
+        # they are synced to the same disk. In a fixed order, the same store would always wait.
         order = random.Random(1)
         for number in range(-WARM_UP, ASKS):
             for name in order.sample(list(found), len(found)):
@@ -84,7 +88,7 @@ async def asks(found: dict[str, Store]) -> None:
 
 # -- a live event --------------------------------------------------------------------------------
 async def tail(store: Store) -> tuple[list[float], float]:
-    """How old each event was, and the CPU of who followed, for each."""
+    """Return the age of each event at the follower, and the follower's CPU per event."""
     async with banksman.Host(store.url) as host:
         session = await host.open("claude", command=tiny())
         await done(session, "warm up")
@@ -106,13 +110,13 @@ async def tail(store: Store) -> tuple[list[float], float]:
 
 async def tails(found: dict[str, Store]) -> None:
     taken = {name: await tail(store) for name, store in found.items()}
-    print(f"a live event, seen in another process; {TICKS_PER_SECOND} a second")
+    print(f"a live event, received in another process; {TICKS_PER_SECOND} a second")
     print(f"  {'':40} {'p50':>10} {'p99':>10} {'max':>10} {'ratio':>8} {'follower CPU':>14}")
     base = p50(taken[FILE][0])
     for name, (ages, cpu) in taken.items():
         print(
-            f"  {name:40} {span(p50(ages)):>10} {span(p99(ages)):>10} {span(max(ages)):>10} {p50(ages) / base:8.2f} "
-            f"{cpu * 1e6:11.0f} µs"
+            f"  {name:40} {span(p50(ages)):>10} {span(p99(ages)):>10} {span(max(ages)):>10} "
+            f"{p50(ages) / base:8.2f} {cpu * 1e6:11.0f} µs"
         )
     worst = p99(taken[THREE][0])
     goal(
@@ -126,9 +130,9 @@ def p99(seconds: Sequence[float]) -> float:
     return sorted(seconds)[int(0.99 * (len(seconds) - 1) + 0.5)]
 
 
-# -- CPU for each event --------------------------------------------------------------------------
+# -- CPU per event -------------------------------------------------------------------------------
 async def cpu(store: Store) -> tuple[Used, Used]:
-    """In one go, the least of some rounds; and as they trickle."""
+    """Return the CPU per event in a burst (the minimum of several rounds), and at a low rate."""
     rounds: list[Used] = []
     async with banksman.Host(store.url) as host:
         session = await host.open("claude", command=tiny())
@@ -150,7 +154,7 @@ async def _used(store: Store, session: banksman.Session, prompt: str, events: in
 async def cpus(found: dict[str, Store]) -> None:
     taken = {name: await cpu(store) for name, store in found.items()}
     for number, title in enumerate(
-        (f"CPU for an event, {FRAMES:,} in one go", "CPU for an event, 200 a second")
+        (f"CPU per event, {FRAMES:,} in a burst", "CPU per event, 200 a second")
     ):
         print(f"{title:42} {'host':>10} {'nodes':>12} {'host, ratio':>13}")
         base = taken[FILE][number].host
@@ -161,7 +165,7 @@ async def cpus(found: dict[str, Store]) -> None:
 
 # -- the log alone -------------------------------------------------------------------------------
 async def alone(log: Log, session: str) -> float:
-    """Events a second with one append on its way at a time."""
+    """Return the events per second with one unacknowledged append at a time."""
     epoch = await log.claim(session, agent="claude")
     loop = asyncio.get_running_loop()
     began = time.perf_counter()
@@ -182,7 +186,7 @@ async def replay(log: Log, session: str) -> float:
 
 
 async def logs(found: dict[str, Store]) -> None:
-    """The best of some rounds, in turns."""
+    """Print the best rates of several rounds. Each round measures every store once."""
     best: dict[str, tuple[float, ...]] = dict.fromkeys(found, (0.0, 0.0, 0.0))
     for number in range(ROUNDS):
         for name, store in found.items():
@@ -193,7 +197,7 @@ async def logs(found: dict[str, Store]) -> None:
             rates = (one, PACKED / wall, await replay(log, f"packed-{number}"))
             best[name] = tuple(map(max, best[name], rates))
             await log.close()
-    title = f"events of {len(DATA)} bytes a second, {CHUNK} an append"
+    title = f"events/s of {len(DATA)} bytes, {CHUNK} per append"
     print(f"{title:42} {'one by one':>12} {'packed':>12} {'replay':>12}   ratios")
     for name, rates in best.items():
         shown = " ".join(f"{rate:12,.0f}" for rate in rates)
@@ -203,7 +207,7 @@ async def logs(found: dict[str, Store]) -> None:
         print(f"  {name:40} {shown}   {ratios}")
     rate = best[THREE][2]
     goal(
-        f"a replay of {REPLAY_RATE_MIN:,} events/s from 3 nodes",
+        f"replay of {REPLAY_RATE_MIN:,} events/s from 3 nodes",
         f"{rate:,.0f}",
         rate >= REPLAY_RATE_MIN,
     )
@@ -214,7 +218,7 @@ PARTS = {"asks": asks, "tails": tails, "cpus": cpus, "logs": logs}
 
 def main(names: list[str]) -> None:
     for name in names or PARTS:
-        # Each on nodes of its own: none reads what another wrote.
+        # Each part gets new nodes, so it does not read the events of another part.
         with stores() as found:
             asyncio.run(PARTS[name](found))
 

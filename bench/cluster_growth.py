@@ -1,12 +1,12 @@
-"""What a cluster's parts cost, one by one, as there are more of each: sessions, events, followers. docs/scaling.md has
-what came out. `cluster_hosts.py` is the same for hosts.
+"""Cost of the parts of a cluster as their number grows: sessions, events, followers.
 
     python -m bench.cluster_growth [part …]
 
-Not a part of `make bench`: it takes five minutes, and most of a small machine.
+docs/scaling.md shows the results. `cluster_hosts.py` measures hosts. `make bench` does not run this
+module: it takes five minutes and most of the CPU of a small machine.
 
-One node, on this machine, and everybody else on it too: what is counted (messages, bytes, reads) is exact, what is
-timed is as good as the moment was.
+One node, the hosts and the clients run on this machine. Counts (messages, bytes, reads) are exact.
+Times depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -65,9 +65,12 @@ def own_memory() -> int:
     return memory_bytes()
 
 
-# -- sessions that are known ---------------------------------------------------------------------
+# -- known sessions ------------------------------------------------------------------------------
 async def write_records(store: Store, first: int, end: int) -> float:
-    """As a claim leaves them and its owner's release: a record, and a message of one event. Sessions a second."""
+    """Write sessions as a claim and a release leave them: a record, and a message of one event.
+
+    Return the number of sessions per second.
+    """
     where = at(store)
     nats, names = Nats(where, name="bench"), StreamNames(where.prefix)
     await nats.connect()
@@ -104,7 +107,10 @@ async def write_records(store: Store, first: int, end: int) -> float:
 
 
 async def load(store: Store) -> None:
-    """In a process of its own: how long a handle takes until it knows all, and what it holds then."""
+    """Measure how long a new log handle takes to load all sessions, and its memory after that.
+
+    Runs in a separate process.
+    """
     before, cpu, began = own_memory(), time.process_time(), time.perf_counter()
     log = opened(store)
     await log.ready()
@@ -127,10 +133,10 @@ async def load(store: Store) -> None:
 
 
 async def known(store: Store) -> None:
-    print("sessions that are known to a front end (none is open anywhere)")
+    print("sessions that a front end knows (no host owns them)")
     async with asyncio.timeout(120):
         log = opened(store)
-        await log.ready()  # Makes the streams.
+        await log.ready()  # Creates the streams.
         await log.close()
     before, first = node_memory(store), 0
     for count in KNOWN:
@@ -142,17 +148,21 @@ async def known(store: Store) -> None:
         assert found == count, found
         node = node_memory(store) - before
         print(
-            f"  {count:6,}: loaded in {span(seconds)} (CPU {span(used)}), {held / count:,.0f} bytes each in the front "
-            f"end, {node / count:,.0f} in the node; a page of the list {span(listed)}, a cold read p50 {span(read)}; "
-            f"written at {rate:,.0f}/s",
+            f"  {count:6,}: loaded in {span(seconds)} (CPU {span(used)}); "
+            f"{held / count:,.0f} bytes per session in the front end, "
+            f"{node / count:,.0f} in the node; "
+            f"list page {span(listed)}; cold read p50 {span(read)}; written at {rate:,.0f}/s",
             flush=True,
         )
         first = count
 
 
-# -- sessions that are open ----------------------------------------------------------------------
+# -- open sessions -------------------------------------------------------------------------------
 async def claims(store: Store) -> None:
-    """As many as one host has, without their agents: the log's part, and a question's subject for each."""
+    """Claim the sessions of one host, without agents.
+
+    The cost is that of the log, and of a subject for requests to the owner of each session.
+    """
 
     async def answer(data: bytes) -> bytes:
         return data
@@ -178,17 +188,19 @@ async def claims(store: Store) -> None:
     used, nodes_used = time.process_time() - cpu, store.servers_cpu_seconds() - nodes_cpu
     count = CLAIMS + CLAIMS // 4
     print(
-        f"claims: {alone:,.0f}/s one by one, {CLAIMS / wall:,.0f}/s by 16 at a time "
-        f"(CPU {used / CLAIMS * 1e3:.1f} ms in the host, {nodes_used / CLAIMS * 1e3:.1f} ms in the node, each)"
+        f"claims: {alone:,.0f}/s one by one, {CLAIMS / wall:,.0f}/s with 16 at a time "
+        f"(CPU per claim {used / CLAIMS * 1e3:.1f} ms in the host, "
+        f"{nodes_used / CLAIMS * 1e3:.1f} ms in the node)"
     )
     print(
-        f"  one that is open: {(own_memory() - before) / count:,.0f} bytes in its host's log, "
+        f"  per open session: {(own_memory() - before) / count:,.0f} bytes in its host's log, "
         f"{(node_memory(store) - node) / count:,.0f} in the node"
     )
     cpu, nodes_cpu = time.process_time(), store.servers_cpu_seconds()
     await asyncio.sleep(IDLE_SECONDS)
     print(
-        f"  {count} open and idle: CPU {(time.process_time() - cpu) / IDLE_SECONDS:.2%} in the host, "
+        f"  {count} idle open sessions: "
+        f"CPU {(time.process_time() - cpu) / IDLE_SECONDS:.2%} in the host, "
         f"{(store.servers_cpu_seconds() - nodes_cpu) / IDLE_SECONDS:.2%} in the node",
         flush=True,
     )
@@ -203,13 +215,13 @@ async def append_one(log: Log, session: str, epoch: int, seq: int) -> None:
 
 
 async def followers(store: Store) -> None:
-    """One session, followed by some at one front end: what an event costs it."""
+    """Measure the cost of an event of one session with several followers at one front end."""
     owner, front = opened(store), opened(store)
     await owner.ready()
     await front.ready()
     epoch = await owner.claim("followed", agent="claude")
     seq = 0
-    print("followers of one session at one front end, an event at a time")
+    print("followers of one session at one front end, one event at a time")
     for count in FOLLOWERS:
         end = seq + FOLLOWED_EVENTS
         heard = [asyncio.Event() for _ in range(count)]
@@ -221,7 +233,8 @@ async def followers(store: Store) -> None:
                 mine.set()
 
         tasks = [asyncio.ensure_future(follow(mine, seq)) for mine in heard]
-        await asyncio.sleep(0.5)  # They are in place, or the first event takes a little longer.
+        # The followers wait by then. If not, only the first event takes longer.
+        await asyncio.sleep(0.5)
         asked, cpu, nodes_cpu = (
             _messages_in(store),
             time.process_time(),
@@ -236,7 +249,8 @@ async def followers(store: Store) -> None:
         await asyncio.gather(*tasks)
         used, nodes_used = time.process_time() - cpu, store.servers_cpu_seconds() - nodes_cpu
         print(
-            f"  {count:4}: {(_messages_in(store) - asked) / FOLLOWED_EVENTS:5.1f} messages to the node for an event, "
+            f"  {count:4}: per event "
+            f"{(_messages_in(store) - asked) / FOLLOWED_EVENTS:5.1f} messages to the node, "
             f"CPU {used / FOLLOWED_EVENTS * 1e3:.2f} ms (owner and front end), "
             f"{nodes_used / FOLLOWED_EVENTS * 1e3:.2f} ms in the node",
             flush=True,
@@ -246,7 +260,7 @@ async def followers(store: Store) -> None:
 
 
 async def all_followers(store: Store) -> None:
-    """What it costs a front end to follow all sessions: with it, and without, in one process."""
+    """Measure the cost of a follower of all sessions: the same load with it and without it."""
     owner, front = opened(store), opened(store)
     await owner.ready()
     await front.ready()
@@ -273,7 +287,8 @@ async def all_followers(store: Store) -> None:
     used: list[tuple[float, float, int]] = []
     for is_followed in (False, True):
         task = asyncio.ensure_future(follow() if is_followed else asyncio.sleep(0))
-        await asyncio.sleep(2.0)  # It has read what there was, and waits.
+        # The follower has read the existing events by then, and waits.
+        await asyncio.sleep(2.0)
         cpu, nodes_cpu, asked = (
             time.process_time(),
             store.servers_cpu_seconds(),
@@ -296,8 +311,9 @@ async def all_followers(store: Store) -> None:
     messages = WRITERS * WRITTEN // 2
     mine, nodes_more, asked_more = ((b - a) / messages for a, b in zip(*used, strict=True))
     print(
-        f"a follower of all, {messages:,} messages of {WRITERS} sessions, {heard:,} heard: CPU for each "
-        f"{mine * 1e6:.0f} µs in the front end, {nodes_more * 1e6:.0f} µs in the node, {asked_more:.2f} questions",
+        f"follower of all {WRITERS} sessions, {messages:,} messages, {heard:,} received: "
+        f"CPU per message {mine * 1e6:.0f} µs in the front end, "
+        f"{nodes_more * 1e6:.0f} µs in the node; {asked_more:.2f} requests per message",
         flush=True,
     )
     await owner.close()
@@ -305,11 +321,11 @@ async def all_followers(store: Store) -> None:
 
 
 async def idle_followers(store: Store) -> None:
-    """Each follows a session of its own, in which nothing happens."""
+    """Measure idle followers: each follows another session, in which nothing happens."""
     front = opened(store)
     await front.ready()
     await write_records(store, 100_000, 100_000 + max(IDLE_FOLLOWED))
-    print("followers of a session of their own each, in which nothing happens")
+    print("idle followers, each of another session")
     base = own_memory()
     for count in IDLE_FOLLOWED:
         tasks = [
@@ -347,8 +363,8 @@ def _messages_in(store: Store) -> int:
 
 # -- events --------------------------------------------------------------------------------------
 async def rate(_: Store) -> None:
-    """Many sessions at once, a message of one event each: what one stream takes, whoever writes."""
-    print(f"{WRITERS} sessions that append an event at a time, each as fast as it is answered")
+    """Measure how many messages one stream accepts. Many sessions append one event at a time."""
+    print(f"{WRITERS} sessions append one event at a time, each after the last acknowledgement")
     for count in (1, 3):
         with nodes(count) as store:
             log = opened(store)
@@ -368,20 +384,21 @@ async def rate(_: Store) -> None:
             wall, messages = time.perf_counter() - began, WRITERS * WRITTEN
             used, nodes_used = time.process_time() - cpu, store.servers_cpu_seconds() - nodes_cpu
             print(
-                f"  {store.name}: {messages / wall:,.0f} messages/s; CPU {used / messages * 1e6:.0f} µs in the host, "
-                f"{nodes_used / messages * 1e6:.0f} µs in the nodes, each; "
-                f"busy {used / wall:.0%} and {nodes_used / wall:.0%}",
+                f"  {store.name}: {messages / wall:,.0f} messages/s; "
+                f"CPU per message {used / messages * 1e6:.0f} µs in the host, "
+                f"{nodes_used / messages * 1e6:.0f} µs in the nodes; "
+                f"load {used / wall:.0%} and {nodes_used / wall:.0%}",
                 flush=True,
             )
             await log.close()
 
 
 async def disk(store: Store) -> None:
-    """Of text of which half compresses well, and half badly."""
+    """Measure the disk space per event. Half of the text compresses well, and half badly."""
     log = opened(store)
     await log.ready()
     text = random.Random(2)
-    for chunk, count, how in ((50, DISK_EVENTS, "in appends of 50"), (1, DISK_ALONE, "one by one")):
+    for chunk, count, how in ((50, DISK_EVENTS, "50 per append"), (1, DISK_ALONE, "1 per append")):
         session = f"s-{chunk}"
         epoch = await log.claim(session, agent="claude")
         held = _disk_bytes(store)
@@ -394,7 +411,7 @@ async def disk(store: Store) -> None:
             log.append(session, epoch, seq, time.time(), entries, stored.set_result)
             assert await stored is None
         taken = (_disk_bytes(store) - held) / count
-        print(f"disk of a node: {taken:,.0f} bytes for an event of 400, {how}", flush=True)
+        print(f"disk of a node: {taken:,.0f} bytes per event of 400 bytes, {how}", flush=True)
     await log.close()
 
 

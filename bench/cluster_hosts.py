@@ -1,10 +1,15 @@
-"""What many hosts cost each other: heartbeats, and the sessions of one that died.
+"""Cost of many hosts: heartbeats, and the take-over of the sessions of a dead host.
 
-`beats`: so many leases, in a few processes, with nothing else: what the node hears and says, and what each costs. The
-lease is a long one, so that this machine can have as many as a real cluster; what is counted goes with 1 / lease.
-`takeover`: a host with so many sessions is killed, and another takes them: from the kill to the last one.
+- `beats`: leases without sessions, in a few processes. It measures the traffic of the node, and the
+  CPU of the node and of each host. The lease is long, so that this machine can have as many hosts
+  as a real cluster. The traffic is proportional to 1 / lease.
+- `takeover`: a host is killed, and another host takes its sessions over. It measures the time from
+  the kill to the last session.
 
-    python -m bench.cluster_hosts leases STORE COUNT · python -m bench.cluster_hosts member STORE SESSIONS
+Both start helper processes:
+
+    python -m bench.cluster_hosts leases STORE COUNT
+    python -m bench.cluster_hosts member STORE SESSIONS
 """
 
 from __future__ import annotations
@@ -38,7 +43,11 @@ TAKEN_SECONDS_MAX = 120.0
 
 # -- heartbeats ----------------------------------------------------------------------------------
 async def leases(url: str, count: int) -> None:
-    """So many, until stdin ends; a line on it is answered by the CPU so far, and how many hosts the first one sees."""
+    """Hold `count` leases until stdin ends.
+
+    The answer to each line on stdin is the CPU time so far and the number of hosts that the first
+    lease sees.
+    """
     where = store_address.parse(url)
     made: list[HostLeases] = []
     for _ in range(count):
@@ -51,7 +60,7 @@ async def leases(url: str, count: int) -> None:
     print("up", flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps([time.process_time(), len(made[0].all())]), flush=True)
-    os._exit(0)  # As if they had been killed: nobody needs their good-bye.
+    os._exit(0)  # Like a kill: the benchmark needs no clean end of the leases.
 
 
 @contextlib.asynccontextmanager
@@ -73,12 +82,12 @@ async def answer(process: asyncio.subprocess.Process, line: bytes = b"") -> byte
     if line:
         process.stdin.write(line)
     said = await process.stdout.readline()
-    assert said, "it has ended"
+    assert said, "the process has ended"
     return said
 
 
 async def beats(_: Store) -> None:
-    print(f"hosts that do nothing, lease {BEATS_LEASE} s")
+    print(f"idle hosts, lease {BEATS_LEASE} s")
     for count in HOSTS:
         with nodes(1, lease=BEATS_LEASE) as store:
             async with contextlib.AsyncExitStack() as stack:
@@ -97,7 +106,8 @@ async def beats(_: Store) -> None:
                 b - a for a, b in zip(before, after, strict=True)
             )
             print(
-                f"  {count:4}: to the node {heard / seconds:6.0f} messages/s, from it {said / seconds:7,.0f} "
+                f"  {count:4}: {heard / seconds:6.0f} messages/s to the node, "
+                f"{said / seconds:7,.0f} from the node "
                 f"({size / seconds / 1e3:6.0f} KB/s); CPU of the node {node / seconds:.1%}, "
                 f"of each host {cpu / seconds / count:.2%}",
                 flush=True,
@@ -116,13 +126,13 @@ async def _look(store: Store, processes: list[asyncio.subprocess.Process]) -> tu
     return time.monotonic(), cpu, node, found["in_msgs"], found["out_msgs"], found["out_bytes"]
 
 
-# -- the sessions of one that died ---------------------------------------------------------------
+# -- take-over -----------------------------------------------------------------------------------
 async def nothing(data: bytes) -> bytes:
     return data
 
 
 async def member(url: str, sessions: int) -> None:
-    """A host with so many, whose agents have not been started, until it is killed."""
+    """Run a host with this many sessions, without agent processes, until it is killed."""
     async with banksman.Host(url) as host:
         await host.ready()
         cluster = host.cluster
@@ -139,7 +149,7 @@ async def member(url: str, sessions: int) -> None:
 
 
 async def takeover(_: Store) -> None:
-    print(f"a host is killed, and another takes its sessions; lease {TAKEN_LEASE} s")
+    print(f"a host is killed, and another takes its sessions over; lease {TAKEN_LEASE} s")
     for count in TAKEN:
         with nodes(1, lease=TAKEN_LEASE) as store:
             async with (
@@ -166,13 +176,14 @@ async def takeover(_: Store) -> None:
                     cpu, node = time.process_time(), store.servers_cpu_seconds()
                     async with asyncio.timeout(TAKEN_SECONDS_MAX):
                         while new.used < count:
-                            await asyncio.sleep(0.01)  # There is nothing to wait for but the count.
+                            await asyncio.sleep(0.01)  # No event reports the count, so poll it.
                     ended = time.monotonic()
                     cpu, node = time.process_time() - cpu, store.servers_cpu_seconds() - node
         print(
-            f"  {count:4} sessions: known after {span(known - began)}, all taken {span(ended - known)} later "
-            f"({count / (ended - known):,.0f}/s; CPU {cpu / count * 1e3:.1f} ms in the host, "
-            f"{node / count * 1e3:.1f} ms in the node, each)",
+            f"  {count:4} sessions: loss detected after {span(known - began)}, "
+            f"all taken over {span(ended - known)} later ({count / (ended - known):,.0f}/s; "
+            f"CPU per session {cpu / count * 1e3:.1f} ms in the host, "
+            f"{node / count * 1e3:.1f} ms in the node)",
             flush=True,
         )
 

@@ -1,7 +1,7 @@
-"""What the benchmarks of a cluster share: the same store on one machine and on real nodes of NATS, and what those use.
+"""Helpers for the cluster benchmarks: stores on SQLite and on real NATS nodes, and their CPU use.
 
-The nodes sync what they acknowledge, as docs/cluster.md asks for. The file has the level that a user gets by default,
-which does not sync; `full` does, and is the fair one to compare with.
+The nodes sync before they acknowledge, as docs/cluster.md requires. The file has the default level,
+which does not sync. The level `full` does, so it is the fair comparison.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FILE, FULL, ONE, THREE = "sqlite", "sqlite, full", "NATS, 1 node", "NATS, 3 node
 
 @dataclass(frozen=True)
 class Store:
-    """`name`: for people; `url`: for a host."""
+    """A store to measure. `name`: its label in the output. `url`: the address for a host."""
 
     name: str
     url: str
     servers: Servers | None = None
 
     def open(self) -> Log:
-        """Its log, without a host. Inside a loop."""
+        """Open the log without a host. Call it in an event loop."""
         if self.servers is None:
             path, _, level = self.url.removeprefix("sqlite:").partition("?level=")
             return SqliteLog(path, level="full" if level else "normal")
@@ -40,7 +40,7 @@ class Store:
         return ClusterLog(where, Path(where.journal))
 
     def servers_cpu_seconds(self) -> float:
-        """What its nodes have used since they were started, all of them together."""
+        """Return the CPU seconds of all nodes since their start."""
         if self.servers is None:
             return 0.0
         pids = [self.servers.pid(node) for node in range(self.servers.nodes)]
@@ -48,19 +48,19 @@ class Store:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The kernel's clock of another process, all its threads: see clock_getcpuclockid(3)."""
+    """Return the CPU time of a process with all its threads: see clock_getcpuclockid(3)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def memory_bytes(pid: int | str = "self") -> int:
-    """Its own: what it shares with nobody, and its part of the rest."""
+    """Return the PSS: the private pages, and a share of each shared page."""
     with open(f"/proc/{pid}/smaps_rollup") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
 
 
 @contextlib.contextmanager
 def nodes(count: int, prefix: str = "bench", **settings: object) -> Generator[Store]:
-    """So many, with a folder for the journals of all hosts on them. Nothing is left of them."""
+    """Run this many nodes, with a folder for the journals of all hosts. The exit removes both."""
     with tempfile.TemporaryDirectory() as folder, Servers(count) as servers:
         url = servers.store(prefix, replicas=count, journal=folder, **settings)
         yield Store(ONE if count == 1 else THREE, url, servers)
@@ -68,7 +68,7 @@ def nodes(count: int, prefix: str = "bench", **settings: object) -> Generator[St
 
 @contextlib.contextmanager
 def stores() -> Generator[dict[str, Store]]:
-    """One of each, at the same time, and empty."""
+    """Provide one empty store of each kind."""
     with tempfile.TemporaryDirectory() as folder, nodes(1) as one, nodes(3) as three:
         found = [
             Store(FILE, f"sqlite:{folder}/normal.db"),

@@ -1,8 +1,9 @@
-"""Who follows a session from another process: says when it is live, and at the end of a turn how old events were.
+"""Follower of a session in another process. It prints the age of the events of each turn.
 
     python -m bench.cluster_tail STORE SESSION TURNS
 
-It has a host of its own on the same store, which owns nothing. An event's age is from the agent's own write of it.
+The process has a host on the same store that owns no session. It prints `live` when it follows, and
+a line of JSON at the end of each turn. The age of an event counts from the agent's write.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ async def main(url: str, id: str, turns: int) -> None:
         await host.ready()
         session = host.session(id)
         ages: list[float] = []
-        # All that is there by now, and after it the live ones.
+        # First the existing events, then the live ones.
         seq = [event.seq async for event in session.events()][-1]
         print("live", flush=True)
         cpu = time.process_time()

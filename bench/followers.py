@@ -1,12 +1,15 @@
-"""Clients that cost next to nothing: as many connections as there are paths, in one process, that count and no more.
+"""Cheap clients of a server: one process with one connection per path, which only counts events.
 
-Run by its path with `python -I -S`: PORT TOKEN PATH… When all have heard what is there it prints `live`. Then it is
-told, a line each:
+    python -I -S followers.py PORT TOKEN PATH…
 
-- `until N`: it answers when each has heard N events since it began: how many all have heard since the last answer, in
-  how many bytes, and the p50, p99 and maximum of how old they were, for events that say `tick=` and the time they were
-  written at. All processes of a machine have the same monotonic clock.
-- `stop`: nobody reads any more; the connections stay open.
+The process prints `live` when every connection has read the existing events. Then it accepts
+commands on stdin, one per line:
+
+- `until N`: wait until each connection has received N events since its start. The answer is the
+  number of events and bytes of all connections since the last answer, and the p50, p99 and maximum
+  of the age of the events. The age is known for events that contain `tick=` and the time of their
+  write. All processes of a machine have the same monotonic clock.
+- `stop`: stop reading. The connections stay open.
 """
 
 import json
@@ -27,11 +30,14 @@ RECEIVED_BYTES_MAX = 256 << 10
 
 
 class Follower:
-    """One connection. What is cut between two reads is counted in what is around the cut."""
+    """One connection. It also counts an event whose mark is split between two reads."""
 
     def __init__(self, port: int, token: str, path: str) -> None:
         self.peer = socket.create_connection(("127.0.0.1", port), 60)
-        head = f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\nAccept: text/event-stream\r\n"
+        head = (
+            f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n"
+            "Accept: text/event-stream\r\n"
+        )
         self.peer.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
         self.events = 0
         self.edge = b""

@@ -1,8 +1,14 @@
-"""From an interrupt to the next prompt: what is added to the agent's own time.
+"""Overhead from an interrupt to the next prompt, without the time of the agent.
 
-A background turn runs; an urgent ask is made. Four moments count, all on the machine's one monotonic clock: the ask is
-made, the agent has read the interrupt, the agent has said the boundary, the agent has read the next prompt. Between the
-second and the third the time is the agent's own; the rest is ours: the overhead.
+A background turn runs, and a caller makes an urgent ask. Four moments count, on the monotonic clock
+of the machine:
+
+1. The caller makes the ask.
+2. The agent has read the interrupt.
+3. The agent has written the boundary.
+4. The agent has read the next prompt.
+
+The agent needs the time from 2 to 3. The rest is the overhead of Banksman.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ ROUNDS = 200
 OVERHEAD_SECONDS_MAX = 0.002
 
 
-# The log is in the way twice: the next ask is accepted when it is durable, and sent when its start is.
+# The log adds two waits: an ask is accepted when it is durable, and sent when its start is durable.
 STORES = ("memory:", "sqlite:{}/store.db", "sqlite:{}/store.db?level=full")
 
 
@@ -53,13 +59,13 @@ async def overheads(store: str) -> list[float]:
 
 
 def main() -> None:
-    print("interrupt to next prompt, besides the agent's own time")
+    print("interrupt to next prompt, without the time of the agent")
     limit = OVERHEAD_SECONDS_MAX
     for store in STORES:
         with tempfile.TemporaryDirectory() as folder:
             found = asyncio.run(overheads(store.format(folder)))
         print(f"  {store.format('…'):32} p50 {span(p50(found))}, p90 {span(p90(found))}")
-        if "full" not in store:  # There it is the disk's time.
+        if "full" not in store:  # At `full` the disk decides.
             goal(
                 f"under {span(limit)}, {store.partition(':')[0]}",
                 f"p50 {span(p50(found))}",

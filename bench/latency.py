@@ -1,10 +1,13 @@
-"""How old an event is when a client has it: from the agent's write, through the disk, to the client's read.
+"""Age of an event at a client: from the agent's write, through the disk, to the client's read.
 
-A hundred clients, each of which gets 100 events a second, one by one: they follow one session, or ten, or each its own.
-Every session has an agent in a process of its own, and all of them share the machine with the server and the clients:
-with a hundred, there are 10,000 events a second to be taken from as many pipes, and written. Beside the first and the
-last, as the control, an asyncio server that writes as many bytes as often to as many sockets, and has neither agents
-nor a disk. `for each` is the server's CPU for each event that a client got.
+A hundred clients receive 100 events a second each, one by one. They follow one session, ten
+sessions, or a hundred different sessions. Every session has an agent process. The agents share the
+machine with the server and the clients: with a hundred sessions, the server reads 10,000 events a
+second from a hundred pipes, and writes them.
+
+The control, for one session and for a hundred, is an asyncio server without agents and disk. It
+writes as many bytes as often to as many sockets. `per event` is the CPU time of the server for each
+event that a client receives.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class Taken(NamedTuple):
 
 
 def ours(server: Server, sessions: Sequence[str]) -> Taken:
-    """Every session says as much, and is followed by its part of the clients."""
+    """Measure the server. All sessions have the same rate and the same number of clients."""
     with followed(server, [sessions[n % len(sessions)] for n in range(CLIENTS)]) as followers:
         cpu, began = server.cpu_seconds(), time.monotonic()
         turns = [server.ask(session, f"ticks {SECONDS * RATE} {RATE}") for session in sessions]
@@ -62,16 +65,17 @@ def show(name: str, taken: Taken) -> None:
 def main() -> None:
     print(f"{CLIENTS} clients, {RATE} events a second each, for {SECONDS} s")
     print(
-        f"  {'':32} {'p50':>10} {'p99':>10} {'max':>10} {'events/s':>9} {'CPU':>7} {'for each':>10}"
+        f"  {'':32} {'p50':>10} {'p99':>10} {'max':>10} "
+        f"{'events/s':>9} {'CPU':>7} {'per event':>10}"
     )
     met: dict[str, float] = {}
     for count, shape in ((1, "one"), (10, None), (CLIENTS, "each")):
         name = f"{count} session{'s' if count > 1 else ''}"
         with served() as server:
             taken = ours(server, [server.open() for _ in range(count)])
-        show(f"they follow {name}", taken)
+        show(name, taken)
         if shape is not None:
-            show("  the control", control(shape, taken.heard.bytes // taken.heard.events))
+            show("  control", control(shape, taken.heard.bytes // taken.heard.events))
         met[name] = taken.heard.p99
     for name, p99 in met.items():
         goal(f"p99 under {span(P99_SECONDS_MAX)} with {name}", span(p99), p99 < P99_SECONDS_MAX)

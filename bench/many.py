@@ -1,7 +1,8 @@
-"""500 background commands at once: the time to start and to end them, and the memory of our part.
+"""Run 500 background commands: the time to start and to end them, and the memory of Banksman.
 
-Our part is the zygote, the keepers and what the host process grows by; not the commands themselves. PSS, because a
-keeper shares most of its pages with the zygote: each page is counted once, divided among those that have it.
+The memory is that of the zygote, of the keepers, and the growth of the host process. The commands
+do not count. The unit is PSS, because a keeper shares most of its pages with the zygote: PSS
+divides each shared page among the processes that map it.
 """
 
 from __future__ import annotations
@@ -39,13 +40,12 @@ def soft_nofile_of(pid: int) -> int:
 
 
 class Round:
-    """One contestant's 500: seconds to start and to end them, and the soft fd limits the commands saw."""
+    """The commands of one contestant: start and end times, and the soft fd limits they have."""
 
     def __init__(self, mark: str) -> None:
         self.argv = ["sleep", mark]
-        self.mark = (
-            mark  # A number of seconds that nobody else sleeps for: what is left is counted by it.
-        )
+        # A unique number of seconds. It identifies the remaining processes of this round.
+        self.mark = mark
         self.start_seconds = 0.0
         self.end_seconds = 0.0
         self.soft_nofiles: set[int] = set()
@@ -77,8 +77,10 @@ class Round:
         growth = max(0, pss_bytes(os.getpid()) - host_before)
         self.our_bytes = pss_bytes(zygote) + sum(self.keepers_bytes) + growth
         print(
-            f"  zygote {pss_bytes(zygote) >> 10} kB, keepers {sum(self.keepers_bytes) >> 10} kB "
-            f"(median {statistics.median(self.keepers_bytes) / 1024:.0f}), host's growth {growth >> 10} kB"
+            f"  zygote {pss_bytes(zygote) >> 10} kB, "
+            f"keepers {sum(self.keepers_bytes) >> 10} kB "
+            f"(median {statistics.median(self.keepers_bytes) / 1024:.0f} kB), "
+            f"growth of the host {growth >> 10} kB"
         )
 
     async def by_asyncio(self) -> None:
@@ -104,7 +106,7 @@ async def main() -> None:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (SOFT_NOFILE, hard))
     raised = banksman.raise_fd_limit()
-    # The zygote is there before the first round, as it is in any program that has run one command.
+    # Start the zygote before the first round. A program starts it once, with its first command.
     await banksman.execute(["true"])
     print(f"memory (PSS) with {COMMANDS} commands running")
     ours: list[Round] = []
@@ -120,7 +122,7 @@ async def main() -> None:
         base: [each.start_seconds for each in theirs],
         "Host.start": [each.start_seconds for each in ours],
     }
-    table(f"start {COMMANDS} × `sleep`, all at once", starts, against=base)
+    table(f"start {COMMANDS} × `sleep`, concurrently", starts, against=base)
     base = "asyncio, terminate() and wait()"
     ends = {
         base: [each.end_seconds for each in theirs],
@@ -129,16 +131,16 @@ async def main() -> None:
     table(f"end all {COMMANDS}", ends, against=base)
     each_bytes = max(each.our_bytes for each in ours) / COMMANDS
     goal(
-        "our part under 1 MB PSS for each",
+        "under 1 MB PSS of Banksman per command",
         f"{each_bytes / 1e6:.2f} MB",
         each_bytes < EACH_BYTES_MAX,
     )
     seen = set().union(*(each.soft_nofiles for each in ours))
     others = set().union(*(each.soft_nofiles for each in theirs))
-    text = f"children see the soft RLIMIT_NOFILE {SOFT_NOFILE}, raised to {raised} in the host"
-    goal(text, f"they see {seen} (asyncio's see {others})", seen == {SOFT_NOFILE})
+    text = f"children have soft RLIMIT_NOFILE {SOFT_NOFILE}, raised to {raised} in the host"
+    goal(text, f"{seen} (with asyncio {others})", seen == {SOFT_NOFILE})
     left = sum(each.left for each in ours)
-    goal("none left after Host.close", f"{left} left", left == 0)
+    goal("no process left after Host.close", f"{left} left", left == 0)
 
 
 if __name__ == "__main__":

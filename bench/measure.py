@@ -1,4 +1,4 @@
-"""Measuring several contestants in turns, and printing what came out."""
+"""Measure several contestants in turns, and print the results and the goals."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 Contestant = Callable[[], Awaitable[object]]
-# How a line that states a goal begins; the runner collects these.
+# Prefix of a goal line. The runner collects these lines.
 GOAL = "goal:"
 
 
 async def take_turns(
     contestants: Mapping[str, Contestant], *, rounds: int, warm_up: int = 0
 ) -> dict[str, list[float]]:
-    """Seconds of each call. Every round calls each contestant once, in an order that rotates from round to round.
+    """Return the seconds of each call.
 
-    In turns, because a machine gets faster and slower within seconds; rotating, because whoever comes after the one
-    that leaves the most behind (pages, zombies) would always pay for it.
+    Every round calls each contestant once, because the speed of a machine changes within seconds.
+    The order rotates from round to round: a contestant may leave work behind (pages, zombies), and
+    a fixed order would always charge it to the same next contestant.
     """
     names = list(contestants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -42,14 +43,14 @@ def p90(seconds: Sequence[float]) -> float:
 
 
 def span(seconds: float) -> str:
-    """A time, in the unit a person would use."""
+    """Format a time in milliseconds or seconds."""
     if seconds < 0.0995:
         return f"{seconds * 1000:.2f} ms"
     return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
 
 
 def table(title: str, seconds: Mapping[str, Sequence[float]], *, against: str) -> None:
-    """Raw numbers of each contestant, and the ratio of its p50 to that of `against`."""
+    """Print the numbers of each contestant, and the ratio of its p50 to that of `against`."""
     print(f"{title:54} {'p50':>10} {'p90':>10} {'n':>5} {'ratio':>8}")
     base = p50(seconds[against])
     for name, taken in seconds.items():
@@ -65,7 +66,7 @@ def goal(text: str, result: str, is_met: bool) -> None:
 
 
 def processes() -> dict[int, tuple[int, str]]:
-    """Every process but zombies: its parent and its command line."""
+    """Return the parent and the command line of every process that is no zombie."""
     found: dict[int, tuple[int, str]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -75,19 +76,22 @@ def processes() -> dict[int, tuple[int, str]]:
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
                     words = file.read().replace(b"\0", b" ").decode("utf-8", "replace")
             except OSError:
-                continue  # It ended while we looked.
+                continue  # The process ended in the meantime.
             if state not in (b"Z", b"X"):
                 found[int(entry)] = (int(parent), words)
     return found
 
 
 def marked(word: str) -> list[int]:
-    """The living processes whose command line holds `word`."""
+    """Return the live processes whose command line contains `word`."""
     return [pid for pid, (_parent, words) in processes().items() if word in words]
 
 
 async def wait_gone(pidfd: int) -> float:
-    """Wait until the process of `pidfd` has ended, however long its parent takes to notice; the time when it did."""
+    """Wait until the process of `pidfd` has ended and return that time.
+
+    This does not depend on when the parent reaps the process.
+    """
     loop = asyncio.get_running_loop()
     gone: asyncio.Future[float] = loop.create_future()
 

@@ -1,11 +1,13 @@
-"""What the server costs: a real one, its store in a file, and clients in another process that only count.
+"""Cost of the server: a real server on SQLite, and clients in another process that only count.
 
-An event is a message of about 400 bytes, which the agent says and the server shows projected. Three questions:
+An event is an agent message of about 400 bytes, which the server projects for its clients. The
+benchmark measures:
 
-- CPU for each event, from the agent's pipe to the disk and on to nobody, one client and a hundred. It is that of the
-  server's process alone, its writing thread included. The agent says all it has in one go; least of three.
-- What 1,000 clients that follow a quiet session cost: memory, and CPU while nothing happens.
-- What clients cost that have stopped to read: CPU, the latency of those who do read, and memory.
+- CPU per event, from the agent's pipe to the disk and to no client, one client and a hundred. It is
+  the CPU of the server process alone, including the writer thread. The agent writes all events in
+  one burst. The minimum of three rounds counts.
+- Memory of 1,000 clients that follow a quiet session, and the idle CPU.
+- Clients that have stopped reading: CPU, memory, and the latency of the clients that do read.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ IDLE_CPU_MAX = 0.01
 STOPPED = 10
 TICKS = 200
 RATE = 100
-# Beyond what the noise of a machine makes of the same work done twice.
+# More than the noise between two runs of the same work.
 STOPPED_RATIO_MAX = 1.15
-# What one that has stopped may hold: a page in hand and its part of it in the connection's buffer.
+# Limit for a client that has stopped reading: a page of events, and the part of it in the buffer of
+# the connection.
 STOPPED_BYTES_MAX = 1 << 20
 
 
 def cpu_seconds(server: Server, session: str, prompt: str, followers: Followers | None) -> float:
-    """Of the server, until everybody who reads has everything."""
+    """Return the CPU seconds of the server until all followers have received all events."""
     began = server.cpu_seconds()
     server.wait_done(session, server.ask(session, prompt))
     if followers is not None:
@@ -52,17 +55,18 @@ def cpu_per_event(server: Server, session: str, clients: int) -> float:
 
 
 def by_clients() -> None:
-    print(f"CPU of the server per event, {EVENTS:,} events in one go, least of {ROUNDS}")
+    print(f"CPU of the server per event, {EVENTS:,} events in a burst, minimum of {ROUNDS}")
     with served() as server:
         session = server.open()
         cpu_per_event(server, session, 1)
         taken = {clients: cpu_per_event(server, session, clients) for clients in (0, 1, CLIENTS)}
     for clients, seconds in taken.items():
         print(
-            f"  pipe → durable → {clients:3} clients {seconds * 1e6:24.1f} µs {seconds / taken[0]:8.2f} × none"
+            f"  pipe → durable → {clients:3} clients {seconds * 1e6:24.1f} µs "
+            f"{seconds / taken[0]:8.2f} × no client"
         )
     each = (taken[CLIENTS] - taken[1]) / (CLIENTS - 1)
-    print(f"  for each further client {each * 1e6:26.2f} µs {each / taken[0]:8.3f}")
+    print(f"  per further client {each * 1e6:31.2f} µs {each / taken[0]:8.3f}")
 
 
 def idle() -> None:
@@ -77,14 +81,18 @@ def idle() -> None:
             share = (server.cpu_seconds() - began) / IDLE_SECONDS
     print(f"{IDLE:,} clients that follow a quiet session")
     print(
-        f"  memory (PSS) of the server: {before / 1e6:.1f} MB, and {grown / 1e6:.1f} MB more for them"
+        f"  memory (PSS) of the server: {before / 1e6:.1f} MB without them, "
+        f"{grown / 1e6:.1f} MB more with them"
     )
-    print(f"  each {grown / IDLE / 1e3:.1f} kB")
+    print(f"  per client {grown / IDLE / 1e3:.1f} kB")
     goal(f"under {IDLE_CPU_MAX:.0%} of a core while idle", f"{share:.2%}", share < IDLE_CPU_MAX)
 
 
 def stopped() -> None:
-    """The same work with and without them, in turns, on one server each: who has stopped stays."""
+    """Measure the same work with and without stalled clients, in turns.
+
+    Each case has a separate server, because the stalled clients stay connected.
+    """
     with ExitStack() as stack:
         servers = {count: stack.enter_context(served()) for count in (0, STOPPED)}
         sessions = {count: server.open() for count, server in servers.items()}
@@ -105,17 +113,18 @@ def stopped() -> None:
                 server.wait_done(session, server.ask(session, f"ticks {TICKS} {RATE}"))
                 p99[count].append(readers[count].until_told(server).p99)
         grown = {count: server.memory_bytes() - before[count] for count, server in servers.items()}
-    print(f"{STOPPED} clients read, and beside them none or {STOPPED} that have stopped to read")
+    print(f"{STOPPED} reading clients, with 0 or {STOPPED} stalled clients beside them")
     for count in (0, STOPPED):
         each = min(cpu[count]) / EVENTS * 1e6
         print(
-            f"  {count:2} stopped: {each:6.1f} µs per event; p99 of the others {span(min(p99[count]))} at {RATE}/s; "
-            f"memory grew by {grown[count] / 1e6:.1f} MB"
+            f"  {count:2} stalled: {each:6.1f} µs per event; "
+            f"p99 of the readers {span(min(p99[count]))} at {RATE}/s; "
+            f"memory growth {grown[count] / 1e6:.1f} MB"
         )
     ratio = min(cpu[STOPPED]) / min(cpu[0])
-    goal("one that stops reading costs no CPU", f"{ratio:.2f} times", ratio <= STOPPED_RATIO_MAX)
+    goal("a stalled client costs no CPU", f"{ratio:.2f} times", ratio <= STOPPED_RATIO_MAX)
     held = (grown[STOPPED] - grown[0]) / STOPPED
-    goal("and under 1 MB of memory", f"{held / 1e6:.2f} MB each", held <= STOPPED_BYTES_MAX)
+    goal("a stalled client holds under 1 MB", f"{held / 1e6:.2f} MB", held <= STOPPED_BYTES_MAX)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""What the benchmarks of the server share: a real one in a process of its own, those who follow it, and what it uses.
+"""Helpers for the server benchmarks: a real server process, its followers, and their resources.
 
-Everybody who follows is in one other process (`followers.py`), which does no more than count and look at the clock.
+All followers run in one other process (`followers.py`), which only counts events and reads the
+clock.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ BARE = Path(__file__).with_name("bare_server.py")
 
 
 class Process:
-    """One that we watch: its processor time and its memory, whatever it does."""
+    """A child process, with its CPU time and its memory."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        # The kernel's clock of another process, all its threads, in nanoseconds: see clock_getcpuclockid(3).
+        # Id of the CPU clock of the process with all its threads: see clock_getcpuclockid(3).
         self._clock = (~process.pid << 3) | 2
 
     def line(self) -> str:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"{self.process.args!r:.80} has ended"
+        assert line, f"process has ended: {self.process.args!r:.80}"
         return line.strip()
 
     def cpu_seconds(self) -> float:
         return time.clock_gettime(self._clock)
 
     def memory_bytes(self) -> int:
-        """Its own: what it shares with nobody, and its part of the rest."""
+        """Return the PSS: the private pages, and a share of each shared page."""
         with open(f"/proc/{self.process.pid}/smaps_rollup") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
 
 
 class Server(Process):
-    """`banksman serve`, at `port`."""
+    """A running `banksman serve`, or another server that prints its URL. `port`: its port."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         super().__init__(process)
@@ -73,7 +74,7 @@ class Server(Process):
         return json.loads(data)
 
     def open(self) -> str:
-        """A session with the tiny agent, which is running: its id."""
+        """Open a session with the tiny agent, run one turn in it, and return its id."""
         id: str = self.request("POST", "/v1/sessions", {"command": tiny()})["id"]
         self.wait_done(id, self.ask(id, "warm up"))
         return id
@@ -92,8 +93,11 @@ class Server(Process):
 
 
 class Heard(NamedTuple):
-    """What those who follow have counted since they were asked last. The latencies are in seconds, of events that say
-    when they were written, and NaN if none did."""
+    """Counts of all followers since the last request.
+
+    `p50`, `p99`, `max`: the latency in seconds of the events that contain the time of their write;
+    NaN without such an event.
+    """
 
     events: int
     bytes: int
@@ -103,10 +107,10 @@ class Heard(NamedTuple):
 
 
 class Followers(Process):
-    """Clients of a server, one for each path, in one process."""
+    """Clients of a server, one per path, in one process."""
 
     def __init__(self, process: subprocess.Popen[str], began: Mapping[str, int]) -> None:
-        """`began`: after which seq of each session."""
+        """Wait until all clients are live. `began`: the seq of each session where they start."""
         super().__init__(process)
         self.began = began
         assert self.line() == "live"
@@ -118,13 +122,16 @@ class Followers(Process):
         return self.line()
 
     def until(self, events: int) -> Heard:
-        """Wait until each of them has heard so many, from its beginning on."""
+        """Wait until each client has received this many events since its start."""
         count, size, *latencies = json.loads(self._tell(f"until {events}"))
         return Heard(count, size, *(math.nan if each is None else each for each in latencies))
 
     def until_told(self, server: Server) -> Heard:
-        """Wait until each of them has heard all that there is. What comes behind the end of a turn may be late, and is
-        then heard later; no session has said less than the one that has said least."""
+        """Wait until each client has received the events that exist now.
+
+        The bound is the smallest number of new events of a session: every client receives at least
+        that many. Events after the end of a turn may arrive later and count in the next request.
+        """
         return self.until(min(server.seq(session) - after for session, after in self.began.items()))
 
     def stop_reading(self) -> None:
@@ -133,8 +140,10 @@ class Followers(Process):
 
 @contextlib.contextmanager
 def served(**settings: Any) -> Generator[Server]:
-    """A server with its store in a file, at the level that a user gets. It does not cut off who reads nothing: what
-    they cost is to be seen."""
+    """Run a server on SQLite at the default level.
+
+    A long `stall_seconds` keeps the server from closing stalled streams, whose cost is measured.
+    """
     with tempfile.TemporaryDirectory() as folder:
         own = {
             "port": 0,
@@ -152,7 +161,7 @@ def served(**settings: Any) -> Generator[Server]:
 
 @contextlib.contextmanager
 def followed(server: Server, sessions: Sequence[str]) -> Generator[Followers]:
-    """Those who follow these, from here on; one that is named again is followed by one more."""
+    """Run one follower per listed session, from its current end. A session may be listed twice."""
     began = {session: server.seq(session) for session in set(sessions)}
     paths = [f"/v1/sessions/{session}/events?after={began[session]}" for session in sessions]
     with _running([*_FOLLOWERS, str(server.port), TOKEN, *paths]) as process:
@@ -161,21 +170,21 @@ def followed(server: Server, sessions: Sequence[str]) -> Generator[Followers]:
 
 @contextlib.contextmanager
 def fed(server: Server, count: int) -> Generator[Followers]:
-    """The same, of what is no server of ours."""
+    """Run followers of the control server, which has no sessions."""
     with _running([*_FOLLOWERS, str(server.port), TOKEN, *["/"] * count]) as process:
         yield Followers(process, {})
 
 
 @contextlib.contextmanager
 def bare(*words: str) -> Generator[Server]:
-    """What writes the same bytes and does nothing else."""
+    """Run the control server, which only writes bytes: see `bare_server.py`."""
     with _running([sys.executable, str(BARE), *words]) as process:
         yield Server(process)
 
 
 @contextlib.contextmanager
 def _running(argv: list[str], **more: Any) -> Generator[subprocess.Popen[str]]:
-    """Ended on the way out: first asked to, as one asks a server, twice."""
+    """Run a process. At the end, send TERM up to twice, as to a server, then KILL."""
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, **more) as process:
         try:

@@ -1,18 +1,24 @@
-"""Soak a server: 20 sessions, a turn a second each, and see whether anything grows with its history.
+"""Soak test of a server: check that no cost grows with the history.
 
-Readers come and go, every ask has an idempotency key, and retention takes old events. The server is a real `banksman
-serve` on SQLite with the fake agent. Once in `SAMPLE_SECONDS` a sample is taken. The verdict compares the last window
-with the first one behind the warm-up; a window is two minutes, or a third of the run behind the warm-up if that is
-shorter. The ratio of the two must not exceed `RATIO_MAX`:
+20 sessions take one turn per second each. Readers connect and disconnect, every ask has an
+idempotency key, and retention removes old events. The server is a real `banksman serve` on SQLite
+with the fake agent. A sample is taken every `SAMPLE_SECONDS`.
 
-    accept p50, accept p99, outcome p50, lookup p50    medians of the samples of each window
-    CPU per turn                                       the server's processor time in the window by its turns
-    RSS, open files, store size                        the highest sample of each window: with retention, a plateau
+The verdict compares the last window with the first window after the warm-up. A window is two
+minutes, or a third of the run after the warm-up if that is shorter. The ratio of the two must not
+exceed `RATIO_MAX`:
 
-A control runs beside them: a fixed loop in a process of its own, whose wall time and processor time tell what the
-machine gives. If the control gets slower, the ratios of latencies are divided by the ratio of its wall time, that of
-the CPU per turn by the ratio of its processor time, and both are shown. Exit code 1: a ratio is too high, or a request
-failed.
+    accept p50, accept p99,         median of the samples of each window
+    outcome p50, lookup p50
+    CPU per turn                    CPU time of the server in the window, divided by its turns
+    RSS, open files, store size     highest sample of each window: a plateau, due to retention
+
+A control runs beside the load: a fixed loop in a separate process. Its wall time and CPU time show
+the speed of the machine. If the control gets slower, the ratio of each latency is divided by the
+ratio of its wall time, and the ratio of the CPU per turn by the ratio of its CPU time. The table
+shows both ratios.
+
+Exit code 1: a ratio is too high, or a request failed.
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ KEEP_BYTES, KEEP_SECONDS = 128 << 10, 120
 SAMPLE_SECONDS = 10.0
 WINDOW_SECONDS = 120.0
 RATIO_MAX = 1.3
-FLAT = "nothing grows"
+FLAT = "no cost grows"
 _CONTROL = (
     "import time; a, b = time.perf_counter(), time.process_time(); sum(range(2_000_000)); "
     "print(time.perf_counter() - a, time.process_time() - b)"
@@ -46,7 +52,7 @@ _CONTROL = (
 
 
 class Sample(NamedTuple):
-    """Seconds, bytes and counts at one moment, or since the sample before."""
+    """Seconds, bytes and counts at one moment, or since the previous sample."""
 
     at: float
     turns: int
@@ -63,7 +69,11 @@ class Sample(NamedTuple):
 
 
 class Number(NamedTuple):
-    """One that is judged. `scale` and `unit` are for people; `is_time`: a slower machine makes it larger."""
+    """A judged number.
+
+    `scale` and `unit`: how it is displayed. `is_time`: a slower machine makes it larger. `within`:
+    reduces the samples of a window to one value.
+    """
 
     name: str
     unit: str
@@ -191,13 +201,14 @@ def _tell(sample: Sample) -> None:
 
 
 def judge(samples: Sequence[Sample], warm_up: float) -> str:
-    """Print the table; the verdict. `FLAT`: every ratio is within its bound."""
+    """Print the table and return the verdict. `FLAT`: every ratio is within its bound."""
     warm = [sample for sample in samples if sample.at > warm_up]
     window = min(WINDOW_SECONDS, (warm[-1].at - warm_up) / 3)
     first = [sample for sample in warm if sample.at <= warm_up + window + 1]
     last = [sample for sample in warm if sample.at > warm[-1].at - window + 1]
     print(
-        f"\nwarm-up {warm_up:.0f} s; the first {window:.0f} s behind it against the last {window:.0f} s"
+        f"\nwarm-up {warm_up:.0f} s; "
+        f"the first {window:.0f} s after it against the last {window:.0f} s"
     )
     print(f"{'':14} {'first':>10} {'last':>10} {'ratio':>7} {'by control':>11}")
     slower: list[float] = []
@@ -205,28 +216,30 @@ def judge(samples: Sequence[Sample], warm_up: float) -> str:
         ratio = control.within(last) / control.within(first)
         slower.append(max(1.0, ratio))
         print(
-            _row(control, first, last, ratio) + f" {'':>11}  the machine  {_line(control, samples)}"
+            _row(control, first, last, ratio) + f" {'':>11}  machine      {_line(control, samples)}"
         )
     wall, own = slower
     if wall > RATIO_MAX:
         print(
-            f"the machine was {wall:.1f} times slower at the end: run it again where nothing else runs"
+            f"the machine was {wall:.1f} times slower at the end: "
+            "run the test again without other load"
         )
     found: set[str] = set()
     for number in NUMBERS:
         ratio = number.within(last) / (number.within(first) or 1e-9)
         by = (own if number.name == "CPU per turn" else wall) if number.is_time else 1.0
         judged = ratio / by
-        # The queues of a machine that got much slower grow faster than its clock slows down.
+        # On a machine that gets much slower, queues grow more than in proportion to the control.
         unmet = "unclear" if number.is_time and wall > RATIO_MAX else "GROWS"
         verdict = "ok" if judged <= RATIO_MAX else unmet
         found.add(verdict)
         print(
-            f"{_row(number, first, last, ratio)} {judged:11.2f}  {verdict:11}  {_line(number, samples)}"
+            f"{_row(number, first, last, ratio)} {judged:11.2f}  {verdict:11}  "
+            f"{_line(number, samples)}"
         )
     if "GROWS" in found:
-        return "something grows with the history"
-    return "unclear, the machine got slower" if "unclear" in found else FLAT
+        return "a cost grows with the history"
+    return "unclear: the machine got slower" if "unclear" in found else FLAT
 
 
 def _row(number: Number, first: Sequence[Sample], last: Sequence[Sample], ratio: float) -> str:
@@ -240,19 +253,20 @@ def _line(number: Number, samples: Sequence[Sample]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Soak a server and see whether anything grows with its history."
+        description="Soak a server and check that no cost grows with its history."
     )
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument(
-        "--svg", type=Path, default=Path("build/soak.svg"), help="where the plots are written"
+        "--svg", type=Path, default=Path("build/soak.svg"), help="output file for the plots"
     )
     options = parser.parse_args()
     seconds = options.minutes * 60
-    # Until retention has taken its first events, and the file has the size that it needs: a third of a short run.
+    # Retention has removed its first events by then, and the file has reached its size. A short run
+    # gets a third of its time.
     warm_up = min(180.0, seconds / 3)
     samples, load = soak(seconds)
     for error in load.errors[:5]:
-        print(f"a request failed: {error}")
+        print(f"request failed: {error}")
     if load.errors:
         return 1
     verdict = judge(samples, warm_up)
@@ -260,11 +274,9 @@ def main() -> int:
         n.name: (n.unit, [(s.at, n.of(s) * n.scale) for s in samples])
         for n in (*NUMBERS, *CONTROLS)
     }
-    title = (
-        f"{SESSIONS} sessions, a turn a second each, {READERS} readers, {options.minutes:g} minutes"
-    )
+    title = f"{SESSIONS} sessions, 1 turn/s each, {READERS} readers, {options.minutes:g} minutes"
     write_svg(options.svg, title, series, warm_up)
-    print(f"\n{load.turns} turns, {load.missed} not asked in time; plots: {options.svg}")
+    print(f"\n{load.turns} turns, {load.missed} asks skipped as too late; plots: {options.svg}")
     print(f"verdict: {verdict}")
     return 0 if verdict == FLAT else 1
 

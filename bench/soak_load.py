@@ -1,4 +1,4 @@
-"""The load of the soak: threads that ask, look up turns, and read event streams of a server."""
+"""Load of the soak test: threads that ask, look up turns, and read event streams of a server."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from bench.serving import AUTHORIZATION, Server
 
 SECONDS_MAX = 60.0
-# One ask in so many is sent twice with its key, and one in so many is followed by two lookups.
+# One ask in REPEATED is sent twice with the same key. Two lookups follow one ask in LOOKED_UP.
 REPEATED, LOOKED_UP = 20, 5
 
 
 class Load:
-    """What the threads measure. Each list is taken and emptied by `take`."""
+    """Measurements of all threads. `take` returns the lists and empties them."""
 
     def __init__(self, server: Server, prompt: str) -> None:
         self.server = server
@@ -27,13 +27,13 @@ class Load:
         self.is_over = threading.Event()
         self.errors: list[str] = []
         self.turns = 0
-        # Asks that were not made because the turn before took longer than its second.
+        # Asks that were skipped because the previous turn took longer than a second.
         self.missed = 0
         self._lock = threading.Lock()
         self._seconds: dict[str, list[float]] = {}
 
     def take(self) -> dict[str, list[float]]:
-        """Seconds of each kind of request since the last call."""
+        """Return the seconds of each kind of request since the last call."""
         with self._lock:
             taken, self._seconds = self._seconds, {}
         return taken
@@ -44,7 +44,7 @@ class Load:
             self.turns += kind == "outcome"
 
     def run(self, work: Any, *args: Any) -> None:
-        """A thread's main: what fails is told, and fails the run."""
+        """Run `work` in a thread. An exception is recorded, and fails the soak test."""
         try:
             work(self, *args)
         except Exception as exc:
@@ -53,7 +53,7 @@ class Load:
 
 
 class Client:
-    """One connection that is kept."""
+    """One persistent HTTP connection."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS_MAX)
@@ -74,7 +74,7 @@ class Client:
 
 
 def ask(load: Load, session: str, offset: float) -> None:
-    """A turn a second, until the end: accepted, ended, and now and then looked up."""
+    """Ask for one turn per second, wait for each outcome, and sometimes look a turn up."""
     with contextlib.closing(Client(load.server.port)) as client:
         path = f"/v1/sessions/{session}/turns"
         turns: list[str] = []
@@ -87,7 +87,7 @@ def ask(load: Load, session: str, offset: float) -> None:
             due += 1 + int(late)
             turns.append(_turn(load, client, path, f"{session}-{number}", number))
             if number % LOOKED_UP == 0:
-                # One that retention may have taken, and one that never was.
+                # A turn that retention may have removed, and a turn that never existed.
                 for turn in (turns[0], "t-0000000000000000"):
                     began = time.monotonic()
                     status, _ = client.request("GET", f"{path}/{turn}")
@@ -112,14 +112,14 @@ def _turn(load: Load, client: Client, path: str, key: str, number: int) -> str:
 
 
 def read(load: Load, sessions: list[str], seed: int) -> None:
-    """Follow a session for some seconds from its last event on, go away, come back to another."""
+    """Follow a random session for some seconds, disconnect, and follow another one."""
     dice = random.Random(seed)
     while not load.is_over.is_set():
         connection = http.client.HTTPConnection("127.0.0.1", load.server.port, timeout=SECONDS_MAX)
         try:
             headers = {**AUTHORIZATION, "Accept": "text/event-stream"}
             session = dice.choice(sessions)
-            # Not the very last: it may not be committed yet, and is then no place to go on from.
+            # Not from the last event: it may not be committed yet, so it is no valid cursor.
             after = max(0, load.server.seq(session) - 100)
             connection.request("GET", f"/v1/sessions/{session}/events?after={after}", None, headers)
             response = connection.getresponse()

@@ -1,4 +1,4 @@
-"""Plots of the soak: a line of block characters for the terminal, and small charts in one SVG file."""
+"""Plots of the soak test: sparklines for the terminal, and small charts in one SVG file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH, HEIGHT, MARGIN, COLUMNS = 420, 150, 44, 2
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """The values from 0 to their maximum; of several that fall into one character their mean."""
+    """Draw the values from 0 to their maximum. A character shows the mean of its values."""
     if not values:
         return ""
     width = min(width, len(values))
@@ -30,11 +30,17 @@ def write_svg(
     series: Mapping[str, tuple[str, Sequence[tuple[float, float]]]],
     warm_up: float,
 ) -> None:
-    """`series`: by name, its unit and its points (seconds, value). The warm-up is shaded."""
+    """Write one chart per series, with the warm-up shaded.
+
+    `series`: maps a name to its unit and its points (seconds, value).
+    """
     rows = (len(series) + COLUMNS - 1) // COLUMNS
     width, height = COLUMNS * (WIDTH + MARGIN) + MARGIN, rows * (HEIGHT + 2 * MARGIN) + MARGIN
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            'font-family="sans-serif">'
+        ),
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="{MARGIN}" y="24" font-size="15">{escape(title)}</text>',
     ]
@@ -59,11 +65,17 @@ def _chart(
     bottom = top + HEIGHT
     small = 'font-size="11" fill="#555"'
     return [
-        f'<rect x="{left}" y="{top}" width="{min(1.0, warm_up / end) * WIDTH:.1f}" height="{HEIGHT}" fill="#eee"/>',
+        (
+            f'<rect x="{left}" y="{top}" width="{min(1.0, warm_up / end) * WIDTH:.1f}" '
+            f'height="{HEIGHT}" fill="#eee"/>'
+        ),
         f'<path d="M{left},{top}V{bottom}H{left + WIDTH}" fill="none" stroke="#999"/>',
         f'<polyline points="{line}" fill="none" stroke="#1565c0" stroke-width="1.5"/>',
         f'<text x="{left}" y="{top - 8}" font-size="13">{escape(title)}</text>',
         f'<text x="{left + WIDTH}" y="{top - 8}" {small} text-anchor="end">max {most:.4g}</text>',
         f'<text x="{left}" y="{bottom + 16}" {small}>0</text>',
-        f'<text x="{left + WIDTH}" y="{bottom + 16}" {small} text-anchor="end">{end / 60:.1f} min</text>',
+        (
+            f'<text x="{left + WIDTH}" y="{bottom + 16}" {small} text-anchor="end">'
+            f"{end / 60:.1f} min</text>"
+        ),
     ]

@@ -1,4 +1,4 @@
-"""From the call to the result of `true`: what a keeper costs, against those that have none."""
+"""Time from the call to the result of `true`: the cost of a keeper, against plain subprocesses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ EXTRA_SECONDS_MAX = 0.002
 
 
 async def main() -> None:
-    # The path in full: all three would search PATH otherwise, each in its own way, and that is not what is compared.
+    # An absolute path: otherwise each contestant would search PATH in a different way, and that is
+    # not the subject.
     true = shutil.which("true")
     assert true is not None
 
@@ -36,12 +37,12 @@ async def main() -> None:
         "asyncio.create_subprocess_exec": by_asyncio,
         "banksman.execute": by_banksman,
     }
-    # The warm-up starts the zygote, once for the whole program.
+    # The warm-up starts the zygote. A program starts it only once.
     seconds = await take_turns(contestants, rounds=ROUNDS, warm_up=10)
     table("one at a time", seconds, against="subprocess.run")
     ours = p50(seconds.pop("banksman.execute"))
     extra = ours - min(p50(taken) for taken in seconds.values())
-    text = f"execute's p50 within {span(EXTRA_SECONDS_MAX)} of the faster one"
+    text = f"p50 of execute within {span(EXTRA_SECONDS_MAX)} of the faster one"
     goal(text, f"{extra * 1000:+.2f} ms", extra <= EXTRA_SECONDS_MAX)
 
     async def many_by_asyncio() -> None:
@@ -56,7 +57,7 @@ async def main() -> None:
     }
     seconds = await take_turns(contestants, rounds=10, warm_up=1)
     each = {name: [one / AT_ONCE for one in taken] for name, taken in seconds.items()}
-    table(f"{AT_ONCE} at once, time for each", each, against="asyncio.create_subprocess_exec")
+    table(f"{AT_ONCE} at a time, time per command", each, against="asyncio.create_subprocess_exec")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A sweep of 500 descendants, each in a session of its own, so that no signal to a group reaches them.
+"""Sweep 500 descendants, each in a separate session, so that no signal to a group reaches them.
 
-The contestant is a floor that nobody can use: to kill 500 processes whose pids are known beforehand, without having to
-find them, to name them or to prove that there are no others.
+The contestant is a theoretical floor: it kills 500 processes whose pids are known. It does not find
+them, report them, or prove that no others exist.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bench.measure import goal, marked, table
 
 DESCENDANTS = 500
 ROUNDS = 5
-# The leader stays until it is told to leave.
+# The leader exits when it reads a line.
 SCRIPT = "n=0; while [ $n -lt {count} ]; do setsid sleep {mark} & n=$((n+1)); done; read word"
 
 
 class Sweeps:
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
-        # Named in a result although nothing was left: a false alarm, which is as wrong as a missed one.
+        # Survivors that a result names although no process is left. A false alarm is an error, too.
         self.survivors: list[banksman.Survivor] = []
         self.seconds: dict[str, list[float]] = {}
         self._n = 0
@@ -64,7 +64,7 @@ class Sweeps:
 
 
 async def wait_for_all(mark: str) -> list[int]:
-    """`setsid` has become `sleep` in every one: only then is each in its own session. Bounded."""
+    """Wait until every descendant runs `sleep`, which is after `setsid`. Return the pids."""
     async with asyncio.timeout(10):
         while (
             len(pids := [pid for pid in marked(f"sleep {mark}") if os.getpgid(pid) == pid])
@@ -75,7 +75,7 @@ async def wait_for_all(mark: str) -> list[int]:
 
 
 async def floor(argv: list[str], mark: str) -> float:
-    """A plain child; its descendants are looked up before the clock starts."""
+    """Kill the descendants of a plain child. Their pids are found before the clock starts."""
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as leader:
         pids = await wait_for_all(mark)
         pidfds = [os.pidfd_open(pid) for pid in pids]
@@ -99,7 +99,7 @@ async def main() -> None:
     contestants = {
         "kill of known pids (floor)": floor,
         "Command.stop(at_once=True)": sweeps.stop_at_once,
-        "leader exits, linger 0 (TERM to the rest)": sweeps.leader_exit,
+        "leader exits, linger 0 (TERM to the others)": sweeps.leader_exit,
     }
     for _ in range(ROUNDS):
         for name, sweep in contestants.items():
@@ -110,11 +110,15 @@ async def main() -> None:
         against="kill of known pids (floor)",
     )
     ours = [left for name, left in sweeps.left.items() if "floor" not in name]
-    goal(f"0 left of {len(ours) * ROUNDS} × {DESCENDANTS}", f"{sum(ours)} left", sum(ours) == 0)
+    goal(
+        f"no process left of {len(ours) * ROUNDS} × {DESCENDANTS}",
+        f"{sum(ours)} left",
+        sum(ours) == 0,
+    )
     named = len(sweeps.survivors)
     goal(
-        "none named as a survivor that is none",
-        f"{named} named {sweeps.survivors[:1] or ''}".strip(),
+        "no false survivor reported",
+        f"{named} reported {sweeps.survivors[:1] or ''}".strip(),
         named == 0,
     )
 

@@ -1,9 +1,17 @@
-"""An agent that costs next to nothing: the Claude dialect, and what each benchmark needs of it.
+"""Cheap agent for the benchmarks. It speaks the part of the Claude dialect that they need.
 
-Run by its path with `python -I -S`. A prompt is `frames N`: so many stream events of about 400 bytes, then the result;
-`says N`: so many messages of about 400 bytes; `ticks N RATE`: the same, so many a second, each with the time in it;
-`hang`: says that it began, and waits for an interrupt; anything else: the result at once. Times are written to the
-file named by the first argument, if there is one: `boundary` when one left, `prompt` and `interrupt` when one came in.
+    python -I -S tiny_agent.py [FILE]
+
+The prompt selects the turn:
+
+- `frames N`: N stream events of about 400 bytes, then the result.
+- `says N`: N messages of about 400 bytes, then the result.
+- `ticks N RATE`: the same, RATE messages per second, each with the time of its write.
+- `hang`: the init frame, then nothing until an interrupt.
+- Any other prompt: the result.
+
+The agent appends times to FILE: `prompt` and `interrupt` when it has read one, `boundary` when it
+has written one.
 """
 
 import os
@@ -11,33 +19,37 @@ import sys
 import time
 
 FRAME = (
-    b'{"type":"stream_event","event":{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"'
-    + b"x" * 180
-    + b'"}},"session_id":"11111111-1111-4111-8111-111111111111","parent_tool_use_id":null,'
-    b'"uuid":"2b7fdfd1-3fa2-4498-b997-76f2eb1ef1c0"}\n'
+    b'{"type":"stream_event","event":{"type":"content_block_delta","index":0,'
+    b'"delta":{"type":"text_delta","text":"%b"}},'
+    b'"session_id":"11111111-1111-4111-8111-111111111111","parent_tool_use_id":null,'
+    b'"uuid":"2b7fdfd1-3fa2-4498-b997-76f2eb1ef1c0"}\n' % (b"x" * 180)
 )
 SAYS = (
-    b'{"type":"assistant","message":{"id":"msg_01","role":"assistant","content":[{"type":"text","text":"tick=%020d '
-    + b"x" * 130
-    + b'"}]},"session_id":"11111111-1111-4111-8111-111111111111","parent_tool_use_id":null,'
-    b'"uuid":"2b7fdfd1-3fa2-4498-b997-76f2eb1ef1c0"}\n'
+    b'{"type":"assistant","message":{"id":"msg_01","role":"assistant",'
+    b'"content":[{"type":"text","text":"tick=%%020d %b"}]},'
+    b'"session_id":"11111111-1111-4111-8111-111111111111","parent_tool_use_id":null,'
+    b'"uuid":"2b7fdfd1-3fa2-4498-b997-76f2eb1ef1c0"}\n' % (b"x" * 130)
 )
 BATCH = 500
 RESULT = (
-    b'{"type":"result","subtype":"%s","is_error":%s,"terminal_reason":"%s","duration_ms":1,"duration_api_ms":1,'
-    b'"num_turns":1,"session_id":"s","result":"ok","user_message_uuids":["%s"]}\n'
+    b'{"type":"result","subtype":"%s","is_error":%s,"terminal_reason":"%s",'
+    b'"duration_ms":1,"duration_api_ms":1,"num_turns":1,"session_id":"s","result":"ok",'
+    b'"user_message_uuids":["%s"]}\n'
 )
 LIFECYCLE = b'{"type":"command_lifecycle","command_uuid":"%s","state":"%s"}\n'
-# Each has a conversation of its own: two sessions may not have the same.
+# A unique conversation id: two sessions must not share a conversation.
 INIT = (
     b'{"type":"system","subtype":"init","session_id":"s%d","user_message_uuids":["%%s"]}\n'
     % os.getpid()
 )
-ACK = b'{"type":"control_response","response":{"subtype":"success","request_id":"%s","response":{"still_queued":[]}}}\n'
+ACK = (
+    b'{"type":"control_response","response":{"subtype":"success","request_id":"%s",'
+    b'"response":{"still_queued":[]}}}\n'
+)
 
 
 def field(line: bytes, name: bytes) -> bytes:
-    """The text of a member, wherever it is. Enough for frames that we know."""
+    """Return the text of a member at any depth. It suffices for the frames of the host."""
     _, _, rest = line.partition(b'"' + name + b'":')
     return rest.lstrip(b' "').partition(b'"')[0]
 

@@ -183,7 +183,7 @@ def test_failed_agent_fetch_is_reported_and_retried(place: Place) -> None:
     (place.folder / "broken").touch()
     status, said = place.install()
     assert status == 1
-    assert "could not be installed: npm ci ended with 1" in said
+    assert ": npm ci ended with 1" in said
     (place.folder / "broken").unlink()
     place.links()
 
@@ -203,7 +203,7 @@ def test_agents_tool_warns_of_missing_or_old_node_and_fails_in_ci(place: Place, 
     status, said = place.install()
     assert status == 0
     assert "GEMINI NEEDS NODE.JS 20 OR NEWER" in said
-    assert "ITS TESTS ARE LEFT OUT" in said
+    assert "ITS TESTS ARE SKIPPED" in said
     status, said = place.install(CI="true")
     assert status == 1
     assert "GEMINI NEEDS NODE.JS 20 OR NEWER" in said

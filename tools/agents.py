@@ -91,9 +91,7 @@ def fail_in_ci(*lines: str) -> None:
     is_ci = "CI" in os.environ
     loudly(
         *lines,
-        "In CI this is a failure."
-        if is_ci
-        else "By hand this is no failure; in CI it would be one.",
+        "In CI this is a failure." if is_ci else "Outside of CI this is no failure.",
     )
     if is_ci:
         sys.exit(1)
@@ -167,15 +165,18 @@ def check_complete() -> None:
     if missing:
         here = f"{sys.platform}, {platform.machine()}, {platform.libc_ver()[0] or 'another libc'}"
         lines += [
-            f"NOT PINNED FOR THIS MACHINE ({here}): {', '.join(missing)}. THEIR TESTS ARE LEFT OUT.",
-            "Whoever wants to test here: add their packages and hashes to requirements/agents.json.",
+            (f"NO PINS FOR THIS MACHINE ({here}): {', '.join(missing)}. THEIR TESTS ARE SKIPPED."),
+            "To run them here, add the packages and their hashes to requirements/agents.json.",
         ]
     for agent, least in NODE_VERSIONS_MIN.items():
         found = node_version()
         if agent in pins() and found < least:
             lines += [
-                f"{agent.upper()} NEEDS NODE.JS {least} OR NEWER; HERE IS {found or 'NONE'}. ITS TESTS ARE LEFT OUT.",
-                "Whoever runs this machine: install it, and have `node` on PATH.",
+                (
+                    f"{agent.upper()} NEEDS NODE.JS {least} OR NEWER; "
+                    f"THIS MACHINE HAS {found or 'NONE'}. ITS TESTS ARE SKIPPED."
+                ),
+                "Install Node.js, and put `node` on PATH.",
             ]
     if lines:
         fail_in_ci(*lines)
@@ -235,8 +236,8 @@ def install_one(folder: Path, pin: Pin) -> None:
     fetch(pin, unfinished)
     if not os.access(unfinished / "node_modules" / pin.program, os.X_OK):
         fail(
-            f"{pin.agent} {pin.version} was installed, and has no program {pin.program} in it.",
-            "The pin in requirements/agents.json must be looked at.",
+            f"cannot use {pin.agent} {pin.version}: the installed packages lack {pin.program}.",
+            "Check the pin in requirements/agents.json.",
         )
     (unfinished / STAMP).write_text(json.dumps(sizes(unfinished)))
     whole = folder / pin.folder
@@ -289,8 +290,8 @@ def fetch(pin: Pin, folder: Path) -> None:
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
         fail(
-            "npm is not on PATH, and the real agents come from its registry.",
-            "Whoever runs this machine: install Node.js 20 or newer, which brings npm.",
+            "cannot download the agents: npm is not on PATH.",
+            "Install Node.js 20 or newer, which includes npm.",
         )
     # `ci` instead of `install`: a package that the lock lacks is an error, and npm does not rewrite
     # the lock.
@@ -316,10 +317,11 @@ def fetch(pin: Pin, folder: Path) -> None:
             else f"did not end within {INSTALL_SECONDS_MAX:.0f} s"
         )
         fail(
-            f"{pin.agent} could not be installed: npm ci {how}; what it said is above.",
-            "No network, or another registry is meant: whoever runs this machine, see `npm config get registry`.",
-            "EINTEGRITY: what the registry has is not what was pinned. Trust nothing of it; find out why.",
-            "Where it was installed once, no network is needed any more.",
+            f"cannot install {pin.agent}: npm ci {how}. Its output is above.",
+            "Check the network and the registry (`npm config get registry`).",
+            "EINTEGRITY: the package of the registry has another hash than the pin. "
+            "Do not trust it; find out why.",
+            "An installed agent needs no network.",
         )
 
 
@@ -351,7 +353,7 @@ def why_not_alone() -> str | None:
     return (
         None
         if probe.returncode == 0
-        else (probe.stderr or probe.stdout).strip()[-500:] or "unshare said nothing"
+        else (probe.stderr or probe.stdout).strip()[-500:] or "unshare failed without output"
     )
 
 
@@ -360,10 +362,10 @@ def run(command: Sequence[str]) -> NoReturn:
     if why is not None:
         fail_in_ci(
             "THE TESTS WITH REAL AGENTS WERE NOT RUN.",
-            "They start them in a network namespace that holds only loopback, and there can be none here:",
+            "They need a network namespace with only loopback, which this machine does not allow:",
             *(f"    {line}" for line in why.splitlines()),
-            "Whoever runs this machine: be root in it (in a container: with SYS_ADMIN), or allow user namespaces",
-            "(kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), and have unshare.",
+            "Install unshare. Be root (in a container: with SYS_ADMIN), or allow user namespaces",
+            "(kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0).",
         )
         sys.exit(0)
     check_complete()
@@ -379,7 +381,7 @@ def alone(command: Sequence[str]) -> None:
     """
     raise_loopback()
     others = sorted(interfaces_up() - {"lo"})
-    assert not others, f"a way out of the network namespace: {others}"
+    assert not others, f"the network namespace has other interfaces: {others}"
     if command:
         os.execvp(command[0], list(command))
 

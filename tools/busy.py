@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     wanted = parser.parse_args()
     if not wanted.command:
-        parser.error("no command: what is to run beside the loops?")
+        parser.error("COMMAND is missing")
     # TERM ends the block like an interrupt, so that the loops are killed.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     seconds = wanted.minutes * 60

@@ -30,7 +30,7 @@ def find() -> "str | None":
 def install() -> str:
     """Install Chromium and return the error; empty on success."""
     if os.environ.get("CHROMIUM"):
-        return f"CHROMIUM names {os.environ['CHROMIUM']!r}, which is no program."
+        return f"CHROMIUM is {os.environ['CHROMIUM']!r}, which is not a program."
     return debian.why_not() or debian.install(PACKAGE)
 
 
@@ -44,9 +44,9 @@ def main() -> int:
         print(found)
         return 0
     return debian.say_loudly(
-        f"NO CHROMIUM, SO THE BROWSER TESTS ARE NOT RUN. {why}",
+        f"NO CHROMIUM: THE BROWSER TESTS ARE SKIPPED. {why}",
         "Debian, Ubuntu:  sudo apt-get install chromium",
-        "or name one:     CHROMIUM=/path/to/chromium make test",
+        "another path:    CHROMIUM=/path/to/chromium make test",
     )
 
 

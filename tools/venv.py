@@ -51,7 +51,7 @@ def find_uv() -> "str | None":
 
 def run(*command: "str | Path") -> None:
     if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode != 0:
-        sys.exit("this step failed: " + " ".join(str(word) for word in command))
+        sys.exit("command failed: " + " ".join(str(word) for word in command))
 
 
 def make(folder: Path, uv: "str | None") -> None:
@@ -64,9 +64,11 @@ def make(folder: Path, uv: "str | None") -> None:
     specs = [importlib.util.find_spec(module) for module in ("venv", "ensurepip")]
     if any(spec is None or spec.origin is None for spec in specs):
         sys.exit(
-            f"{sys.executable} cannot make virtual environments: it has no venv or no ensurepip.\n"
-            "On Debian and Ubuntu: apt-get install python3-venv\n"
-            f"(for a Python that is not the system's own: python{sys.version_info[0]}.{sys.version_info[1]}-venv)"
+            "cannot create a virtual environment: "
+            f"{sys.executable} lacks the module venv or ensurepip.\n"
+            "Debian, Ubuntu: apt-get install python3-venv\n"
+            "(for a Python other than the system's: "
+            f"python{sys.version_info[0]}.{sys.version_info[1]}-venv)"
         )
     run(sys.executable, "-m", "venv", "--clear", folder)
 
@@ -82,13 +84,15 @@ def main() -> None:
         sys.exit("usage: venv.py FOLDER LOCK")
     if sys.version_info < OLDEST:
         sys.exit(
-            f"banksman needs Python 3.11 or newer, and {sys.executable} is {sys.version.split()[0]}.\n"
-            "Install a newer one, or name one that is here: make PYTHON=python3.12 ..."
+            "banksman needs Python 3.11 or newer, "
+            f"but {sys.executable} is {sys.version.split()[0]}.\n"
+            "Install a newer Python, or name an installed one: make PYTHON=python3.12 ..."
         )
     folder, lock = ROOT / sys.argv[1], ROOT / sys.argv[2]
     if sys.version_info[:2] > NEWEST_TESTED:
         print(
-            f"note: banksman is tested on Python 3.11 to 3.13, and this is {sys.version.split()[0]}",
+            "note: banksman is tested on Python 3.11 to 3.13, "
+            f"but this Python is {sys.version.split()[0]}",
             file=sys.stderr,
         )
 

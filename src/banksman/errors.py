@@ -160,9 +160,13 @@ def no_room(step: str, exc: OSError, **ids: object) -> MachineError:
     """Convert an OSError of a start into a MachineError with a hint."""
     number = exc.errno or 0
     hint = {
-        errno.EMFILE: "this process has too many open files: close some, or raise its limit (ulimit -n)",
+        errno.EMFILE: (
+            "this process has too many open files: close some, or raise its limit (ulimit -n)"
+        ),
         errno.ENFILE: "the machine has too many open files: see /proc/sys/fs/file-max",
-        errno.EAGAIN: "too many processes for this user or control group: see ulimit -u and pids.max",
+        errno.EAGAIN: (
+            "too many processes for this user or control group: see ulimit -u and pids.max"
+        ),
         errno.ENOMEM: "not enough memory",
     }.get(number, "")
     return MachineError(

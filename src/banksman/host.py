@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from banksman.sessions.session_spec import Permit
     from banksman.store.log import Log
 
-HINT = 'use "sqlite:PATH" (a file that hosts may share), "memory:", or "nats://HOST:4222" (many machines)'
+HINT = (
+    'use "sqlite:PATH" (a file that hosts may share), '
+    '"memory:", or "nats://HOST:4222" (many machines)'
+)
 # Start of the settings after a path, as in `sqlite:PATH?level=full&keep_bytes=1000000`.
 SETTING = re.compile(r"\?(?=(level|keep_bytes|keep_seconds)=)")
 # Prefixes of stores that hosts of many machines share.
@@ -135,7 +138,7 @@ class Host(base_host.Host):
         await self._own_sessions().store.ready()
 
     async def need_of(self, session: str) -> list[str]:
-        """Return the labels that a host needs to resume a session: see `sessions/session_spec.py`."""
+        """Return the labels that a host needs to resume a session: `sessions/session_spec.py`."""
         from banksman.sessions import session_spec  # noqa: PLC0415
 
         store = self._own_sessions().store

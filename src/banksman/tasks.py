@@ -1,4 +1,4 @@
-"""asyncio helpers: background tasks that their owner cancels and awaits, and a condition variable."""
+"""asyncio helpers: background tasks that their owner ends, and a condition variable."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ _banksman_fill() {
         files) _banksman_own -f ;;
         folders) _banksman_own -d ;;
         commands) _banksman_own -c ;;
-        sessions | agents | keys) _banksman_offer < <("$banksman" completion --list "$1" 2>/dev/null) ;;
+        sessions | agents | keys)
+            _banksman_offer < <("$banksman" completion --list "$1" 2>/dev/null) ;;
     esac
 }
 
@@ -278,12 +279,13 @@ def _bash(verbs: list[CommandEntry]) -> str:
 
 
 def _zsh(verbs: list[CommandEntry]) -> str:
-    flags = [
-        f"{verb.name}) described=({' '.join(_pair(name, flag.what) for flag in verb.flags for name in flag.names)}) ;;"
-        for verb in verbs
-    ]
+    flags = [f"{verb.name}) described=({_flag_pairs(verb)}) ;;" for verb in verbs]
     described = "\n".join(f"            {_pair(verb.name, verb.what)}" for verb in verbs)
     return _filled(_ZSH, verbs, described, flags, "({}) reply=({}) ;;")
+
+
+def _flag_pairs(verb: CommandEntry) -> str:
+    return " ".join(_pair(name, flag.what) for flag in verb.flags for name in flag.names)
 
 
 def _filled(
@@ -345,7 +347,10 @@ def _fish_lines(verbs: list[CommandEntry]) -> Iterator[str]:
     yield "complete -c banksman -f"
     yield "complete -c banksman -n '__banksman_at \" 0\"' -l help -l version"
     for verb in verbs:
-        yield f'complete -c banksman -n \'__banksman_at " 0" "help 0"\' -a {verb.name} -d {_fish_quoted(verb.what)}'
+        yield (
+            'complete -c banksman -n \'__banksman_at " 0" "help 0"\' '
+            f"-a {verb.name} -d {_fish_quoted(verb.what)}"
+        )
     for verb in verbs:
         for flag in verb.flags:
             yield _fish_flag(verb, flag)
@@ -360,7 +365,10 @@ def _fish_flag(verb: CommandEntry, flag: Flag) -> str:
         f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in flag.names
     )
     takes = "" if flag.takes is None else f" -r {_fish_offer(flag.takes)}"
-    return f"complete -c banksman -n '__banksman_verb {verb.name}' {names}{takes} -d {_fish_quoted(flag.what)}"
+    return (
+        f"complete -c banksman -n '__banksman_verb {verb.name}' "
+        f"{names}{takes} -d {_fish_quoted(flag.what)}"
+    )
 
 
 def _fish_slots(verb: CommandEntry) -> Iterator[str]:

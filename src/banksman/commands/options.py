@@ -21,7 +21,10 @@ from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process.launch import PIPES, Target
 
-HINT = 'pass None, subprocess.DEVNULL, "inherit", a path, an open file or its fd; for stderr also subprocess.STDOUT'
+HINT = (
+    'pass None, subprocess.DEVNULL, "inherit", '
+    "a path, an open file or its fd; for stderr also subprocess.STDOUT"
+)
 SECONDS_MAX = 1e8
 # The kernel stores each dimension in 16 bits.
 SIZE_MAX = 65535

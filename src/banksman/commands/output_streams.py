@@ -88,7 +88,10 @@ class OutputReader:
         self._overrun = 0
 
     def __repr__(self) -> str:
-        return f"<OutputReader of {self._stream.value}: {len(self._buffer)} bytes to be read, {self.missed} missed>"
+        return (
+            f"<OutputReader of {self._stream.value}: "
+            f"{len(self._buffer)} bytes to be read, {self.missed} missed>"
+        )
 
     # -- for callers ------------------------------------------------------------------------------
     def at_eof(self) -> bool:

@@ -85,7 +85,10 @@ class CommandRegistry:
         `idle`: the number of helpers that wait for work. Another limit bounds them.
         """
         if len(self._asides) - idle >= ASIDES_MAX:
-            hint = "wait for a search to end, or use a pattern without repeats, alternatives and groups"
+            hint = (
+                "wait for a search to end, "
+                "or use a pattern without repeats, alternatives and groups"
+            )
             message = f"cannot watch for the pattern: {ASIDES_MAX} searches are running"
             raise Refused(message, hint=hint)
 

@@ -105,7 +105,10 @@ _TOP = (
     ConfigKey(
         name="store",
         kind=ValueKind.TEXT,
-        what='The store of sessions: "sqlite:PATH", "memory:" or "nats://HOST". [serve] may set another.',
+        what=(
+            'The store of sessions: "sqlite:PATH", "memory:" or "nats://HOST". '
+            "[serve] may set another."
+        ),
         usual="store.db in the state folder",
         example="sqlite:/var/lib/banksman/log.db",
     ),
@@ -197,7 +200,9 @@ _SERVE = (
     ConfigKey(
         name="serve.programs",
         kind=ValueKind.PROGRAMS,
-        what="The programs that callers may start: a name, a path, or the first words of a command.",
+        what=(
+            "The programs that callers may start: a name, a path, or the first words of a command."
+        ),
         usual="all programs",
         example=["claude", ["python3", "-m", "agent"]],
     ),
@@ -261,7 +266,10 @@ _SERVE = (
     ConfigKey(
         name="serve.mirror_transcripts",
         kind=ValueKind.FLAG,
-        what="Keep agents' transcripts, with secrets in them, in a shared store, for hosts that take sessions over.",
+        what=(
+            "Keep agents' transcripts, with secrets in them, in a shared store, "
+            "for hosts that take sessions over."
+        ),
         default=True,
     ),
     ConfigKey(
@@ -291,7 +299,10 @@ _SERVE = (
     ConfigKey(
         name="serve.drain_seconds",
         kind=ValueKind.NUMBER,
-        what="The number of seconds that running turns and commands get to finish when the server stops.",
+        what=(
+            "The number of seconds that running turns and commands get to finish "
+            "when the server stops."
+        ),
         default=60.0,
     ),
     ConfigKey(

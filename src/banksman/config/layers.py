@@ -32,7 +32,7 @@ _HEAD = """\
 # Settings of Banksman. Every key is commented out, with its default, or with an example if it has no
 # default. To change a setting, remove the # and edit the value.
 # Precedence: flag, environment variable (BANKSMAN_STORE, BANKSMAN_SERVE_PORT …), this file, default.
-# `banksman config show` prints the settings in effect, and the origin of each value."""
+# `banksman config show` prints the settings in effect, and the origin of each value."""  # noqa: E501
 
 PREFIX = "BANKSMAN_"
 DEFAULT = "default"
@@ -169,8 +169,10 @@ def _meant(table: str, short: str) -> str:
     elsewhere = [key for key in KEYS.values() if key.short == short and key.is_in_file]
     if elsewhere:
         other = elsewhere[0]
-        return f"did you mean {other.short!r} {f'in [{other.table}]' if other.table else 'before the first table'}?"
-    return f"did you mean {nearest(short, (key.short for key in KEYS.values() if key.table == table))!r}?"
+        where = f"in [{other.table}]" if other.table else "before the first table"
+        return f"did you mean {other.short!r} {where}?"
+    here = (key.short for key in KEYS.values() if key.table == table)
+    return f"did you mean {nearest(short, here)!r}?"
 
 
 def _where(path: Path, text: str, table: str, short: str) -> str:

@@ -175,7 +175,7 @@ class TreeEnded:
 
 @dataclass(frozen=True, slots=True)
 class Stderr:
-    """Stderr of a process: all of it in `head`, or its beginning in `head` and its end in `tail`."""
+    """Stderr of a process: all of it in `head`, or its beginning there and its end in `tail`."""
 
     head: str = ""
     tail: str | None = None

@@ -75,7 +75,7 @@ class Timings:
 
     @property
     def seconds_max(self) -> float:
-        """The sum of all waits, with every rung taken. A ladder that is not over by then is stuck."""
+        """The sum of all waits, with every rung taken. A ladder that takes longer is stuck."""
         reports = KILL_REPORT_SECONDS_MAX + TAKE_OVER_SECONDS_MAX
         return (self.eof or 0.0) + self.linger + self.grace + reports + self.drain
 

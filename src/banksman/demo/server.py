@@ -35,7 +35,11 @@ _NEW = (
 )
 _PLAN = ("Find the unused imports", "Remove them, file by file", "Run the tests")
 
-_FOUND = "src/app/load.py:1: import os, sys, json\nsrc/app/main.py:3: import re\ntests/test_load.py:2: import time"
+_FOUND = (
+    "src/app/load.py:1: import os, sys, json\n"
+    "src/app/main.py:3: import re\n"
+    "tests/test_load.py:2: import time"
+)
 _EDIT = {"file_path": "src/app/load.py", "old_string": _OLD, "new_string": _NEW}
 TRANSLATE: Mapping[str, Sequence[str]] = {
     "prompt": ["stream 2000 0.2 page "],
@@ -55,25 +59,31 @@ def _todo(done: int) -> str:
 
 FIX_CI: Mapping[str, Sequence[str]] = {
     "prompt Tidy up the imports.": [
-        "think Which imports are unused? A search tells; then one file after the other, and the tests at the end.",
+        (
+            "think Which imports are unused? "
+            "A search tells; then one file after the other, and the tests at the end."
+        ),
         _todo(0),
         "tool_result",
         f"tool_use Grep {json.dumps({'pattern': '^import', 'path': 'src'})}",
         f"tool_result {_FOUND}",
         _todo(1),
         "tool_result",
-        f"speak {PACE} Three files import what they do not use. I begin with `src/app/load.py`: `os` and `sys` are "
-        "used nowhere, and the file that `open` returns is never closed, so I take `Path.read_text` instead.",
+        f"speak {PACE} Three files import what they do not use. "
+        "I begin with `src/app/load.py`: `os` and `sys` are used nowhere, "
+        "and the file that `open` returns is never closed, so I take `Path.read_text` instead.",
         f"tool_use Edit {json.dumps(_EDIT)}",
         "tool_result The file src/app/load.py has been updated.",
-        f"speak {PACE} The other two are one line each:\n\n| file | unused |\n|---|---|\n| `src/app/main.py` | `re` |\n"
+        f"speak {PACE} The other two are one line each:\n\n"
+        "| file | unused |\n|---|---|\n| `src/app/main.py` | `re` |\n"
         "| `tests/test_load.py` | `time` |\n\nBoth are removed. **Nothing else was touched.**",
         _todo(3),
         "tool_result",
     ],
     "prompt Is main green?": [
-        f"speak {PACE} Not quite: `test_load` fails since this morning, because the file is still open when the folder "
-        "is removed. The chore that I gave way for repairs exactly that.",
+        f"speak {PACE} Not quite: `test_load` fails since this morning, "
+        "because the file is still open when the folder is removed. "
+        "The chore that I gave way for repairs exactly that.",
     ],
     "prompt Run the tests.": [
         f"speak {PACE} For that I need your permission:",
@@ -92,13 +102,15 @@ def serve(port: str) -> int:
 async def _play(host: Host, _url: str) -> None:
     banksman = os.path.join(os.path.dirname(sys.executable), "banksman")
     print(
-        f"Scripted agents work in three sessions. Open the address in a browser, or run in another terminal:\n"
+        "Scripted agents work in three sessions. "
+        "Open the address in a browser, or run in another terminal:\n"
         f"  {banksman} top\n"
         f"  {banksman} attach {NAME}\n"
         f"  {banksman} why {NAME}\n"
         f"  {banksman} answer {NAME} allow     (the agent waits for a permission)\n"
         f"  {banksman} interrupt translate\n"
-        "Ctrl-C stops the server after running turns finish; a second Ctrl-C stops it at once. The sessions are kept.",
+        "Ctrl-C stops the server after running turns finish; "
+        "a second Ctrl-C stops it at once. The sessions are kept.",
         flush=True,
     )
     async with asyncio.TaskGroup() as together:

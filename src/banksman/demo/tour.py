@@ -47,7 +47,8 @@ if kind == "leader":
                 os.setsid()
             if child == "daemon" and os.fork():
                 os._exit(0)
-            os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", os.environ["TREE"], child, sys.argv[2]])
+            python = [sys.executable, "-I", "-S", "-c", os.environ["TREE"]]
+            os.execv(sys.executable, [*python, child, sys.argv[2]])
 if kind == "deaf-to-TERM":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(kind, flush=True)
@@ -67,7 +68,8 @@ SESSION_SCRIPT = {
 def run() -> None:
     """Run all parts of the tour."""
     print(
-        "A command with four children: one plain, one in a new session, a daemon, one that ignores TERM.\n"
+        "A command with four children: "
+        "one plain, one in a new session, a daemon, one that ignores TERM.\n"
     )
     _with_subprocess()
     print()
@@ -181,7 +183,8 @@ async def _take_over(folder: str) -> None:
             if event.kind == kinds.TURN_ENDED:
                 body = event.body
                 print(
-                    f"   {event.cursor:6} {event.kind}  {body['outcome']:8} {body['text'] or body['error']}"
+                    f"   {event.cursor:6} {event.kind}  "
+                    f"{body['outcome']:8} {body['text'] or body['error']}"
                 )
 
 
@@ -194,11 +197,13 @@ def _crash() -> None:
             first.stdout.readline()
             first.kill()
         print(
-            f"   the first host (process {first.pid}) was killed while its agent spoke and a second ask waited"
+            f"   the first host (process {first.pid}) "
+            "was killed while its agent spoke and a second ask waited"
         )
         asyncio.run(_take_over(folder))
     print(
-        "   the open turn is UNKNOWN, because it may have been done; the queued ask was kept, and has run"
+        "   the open turn is UNKNOWN, because it may have been done; "
+        "the queued ask was kept, and has run"
     )
 
 
@@ -283,7 +288,8 @@ async def _session() -> None:
         async for event in session.events(0, waits=False):
             if event.kind.startswith(("turn.", "question.")):
                 print(
-                    f"     {event.cursor:>6}  {event.kind:18} {names.get(event.turn or '', 'tests')}"
+                    f"     {event.cursor:>6}  {event.kind:18} "
+                    f"{names.get(event.turn or '', 'tests')}"
                 )
         if _has_terminal():
             await DemoConversation(session, screen).run()
@@ -319,7 +325,8 @@ class DemoConversation:
 
     async def run(self) -> None:
         print(
-            "Your turn. Each line is an ask, urgent while the agent works; Ctrl-C interrupts, Ctrl-D ends."
+            "Your turn. Each line is an ask, urgent while the agent works; "
+            "Ctrl-C interrupts, Ctrl-D ends."
         )
         loop = asyncio.get_running_loop()
         loop.add_reader(0, self._read)

@@ -108,7 +108,8 @@ async def _run_host(settings: ServerSettings) -> int:
                 settings, listeners, token=token, port=0, address=address, drain=ending.ask
             ) as context:
                 _say(
-                    f"Banksman takes {settings.room} sessions of {context.store}, as {membership.name_of(settings)}"
+                    f"Banksman takes {settings.room} sessions of {context.store}, "
+                    f"as {membership.name_of(settings)}"
                 )
                 await _until_ended(context, ending, notifier, context.store)
     finally:

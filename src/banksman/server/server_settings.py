@@ -116,7 +116,10 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise UsageError(
                 f"cannot bind {self.bind}: other machines can reach it,"
                 " and every client with the token can start any program here",
-                hint="bind 127.0.0.1, or pass --allow-remote (allow_remote = true) and put TLS in front of it",
+                hint=(
+                    "bind 127.0.0.1, "
+                    "or pass --allow-remote (allow_remote = true) and put TLS in front of it"
+                ),
             )
 
     def _check_membership(self) -> None:

@@ -373,7 +373,10 @@ def checked_mcp_servers(servers: Any) -> tuple[Mapping[str, Any], ...]:
 
     The copy ensures that every process starts with the same servers.
     """
-    hint = 'use the form of ACP: {"name": …, "command": …, "args": […]} or {"type": "http", "name": …, "url": …}'
+    hint = (
+        'use the form of ACP: {"name": …, "command": …, "args": […]} '
+        'or {"type": "http", "name": …, "url": …}'
+    )
     if isinstance(servers, str | bytes | Mapping) or not isinstance(servers, Sequence):
         raise UsageError(f"mcp_servers cannot be {servers!r:.60}", hint=hint)
     items = cast(Sequence[Any], servers)

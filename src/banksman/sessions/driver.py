@@ -141,7 +141,10 @@ class Driver:
         self._mute: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Driver {self.id} {self.state.mode.name} process={self.state.process.phase.name} pid={self.pid}>"
+        return (
+            f"<Driver {self.id} {self.state.mode.name} "
+            f"process={self.state.process.phase.name} pid={self.pid}>"
+        )
 
     @property
     def epoch(self) -> int:

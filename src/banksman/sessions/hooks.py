@@ -111,7 +111,10 @@ class Hooks:
                 self._hooks[f"hook-{len(self._hooks) + 1}"] = (event, hook)
 
     def __repr__(self) -> str:
-        return f"<Hooks {', '.join(f'{id} {event}' for id, (event, _) in self._hooks.items()) or 'none'}>"
+        return (
+            "<Hooks "
+            f"{', '.join(f'{id} {event}' for id, (event, _) in self._hooks.items()) or 'none'}>"
+        )
 
     def registrations(self) -> tuple[Registration, ...]:
         """Return the registrations in the given order.

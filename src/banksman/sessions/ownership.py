@@ -198,7 +198,10 @@ class OwnershipGuard:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<OwnershipGuard {len(self._owned)} sessions, {self.lease or 'no lease'}, lost {self._losses} times>"
+        return (
+            f"<OwnershipGuard {len(self._owned)} sessions, "
+            f"{self.lease or 'no lease'}, lost {self._losses} times>"
+        )
 
     # -- notifications of the store ---------------------------------------------------------------
     def on_held(self, fence_at: float, dead_by: float) -> None:

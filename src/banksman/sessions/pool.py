@@ -72,7 +72,10 @@ class Pool:
         self._must_look_again = False
 
     def __repr__(self) -> str:
-        return f"<Pool {len(self._there)} there, {len(self._starting)} starting, {len(self._waiting)} waiting>"
+        return (
+            f"<Pool {len(self._there)} there, "
+            f"{len(self._starting)} starting, {len(self._waiting)} waiting>"
+        )
 
     def want(self, member: PoolMember) -> None:
         """Queue a member for a slot. The pool calls `start_now` when the member has a slot.

@@ -287,14 +287,16 @@ class Profile:
         """Describe the agent's known defects and how Banksman corrects them, for people."""
         ended = "ended" if self.after_interrupt == "sweep" else "reported and kept"
         said = " or ".join(self.quirks.cancel_may_say)
+        silent = "a turn that ends successfully without output is reported as a failure"
+        quiet = f"output up to {self.quiet_seconds:g} s after a turn's end belongs to that turn"
         quirks = {
             f"tools that are still running after an interrupt are {ended}": self.leaves_tools,
             f"{said} after an interrupt is reported as cancelled": bool(said),
             "an error that arrives as an answer is reported as a failure": bool(
                 self.quirks.error_texts
             ),
-            "a turn that ends successfully without output is reported as a failure": self.quirks.silence_is_error,
-            f"output up to {self.quiet_seconds:g} s after a turn's end belongs to that turn": self.quiet_seconds,
+            silent: self.quirks.silence_is_error,
+            quiet: self.quiet_seconds,
         }
         return [words for words, holds in quirks.items() if holds]
 

@@ -116,7 +116,10 @@ class Session(SessionLifecycle):
         owned.begin(self)
 
     def __repr__(self) -> str:
-        return f"<Session {self.name or self.id} {'not here' if self._owned is None else self.status().phase}>"
+        return (
+            f"<Session {self.name or self.id} "
+            f"{'not here' if self._owned is None else self.status().phase}>"
+        )
 
     async def _own(self) -> OwnedSession:
         """Claim the session if this host does not own it yet."""

@@ -217,7 +217,10 @@ class SessionSpec:
             if REDACTED in repr(value)
         ]
         if missing:
-            hint = f"open it by its name and pass its {' and '.join(missing)}: the log does not keep them"
+            hint = (
+                f"open it by its name and pass its {' and '.join(missing)}: "
+                "the log does not keep them"
+            )
             raise UsageError("cannot open the session from its log alone", hint=hint)
         return cls(
             agent,

@@ -1,4 +1,4 @@
-"""Python functions as tools of the agent: an in-process MCP server, and the tasks that run calls."""
+"""Python functions as tools of the agent: an in-process MCP server, and tasks that run calls."""
 
 from __future__ import annotations
 

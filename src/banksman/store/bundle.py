@@ -1,9 +1,11 @@
 """Export a session for a bug report: all frames, with secrets and personal data removed.
 
-    {"banksman": "bundle", "version": 1, "agent": …, "banksman_version": …, "python": …, "platform": …, "text": true}
+    {"banksman": "bundle", "version": 1, "agent": …, "banksman_version": …, "python": …,
+     "platform": …, "text": true}
     {"at": 0.0, "seq": 1, "turn": "t-1", "kind": "turn.queued"}
     {"at": 0.04, "seq": 2, "turn": null, "kind": "process.started", "body": {"process": 1}}
-    {"at": 0.05, "seq": 3, "turn": null, "kind": "sent", "frame": "{\\"type\\":\\"control_request\\"…"}
+    {"at": 0.05, "seq": 3, "turn": null, "kind": "sent",
+     "frame": "{\\"type\\":\\"control_request\\"…"}
     …
 
 The frames are complete, so that the bundle can be replayed: `python -m banksman.testing.fake_agent

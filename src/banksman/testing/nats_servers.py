@@ -435,7 +435,8 @@ class Servers:
                 else f", ca_file: {json.dumps(self._tls.ca)}, verify: true"
             )
             lines += [
-                f"tls {{ cert_file: {json.dumps(self._tls.cert)}, key_file: {json.dumps(self._tls.key)}{verify} }}"
+                f"tls {{ cert_file: {json.dumps(self._tls.cert)}, "
+                f"key_file: {json.dumps(self._tls.key)}{verify} }}"
             ]
         return "\n".join([*lines, self._more, ""])
 

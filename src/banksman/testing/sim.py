@@ -336,7 +336,8 @@ def _failed(run: _Run, which: str = "replayed") -> ScheduleFailed:
     for index, step in enumerate(run.trace):
         if index in departed or index >= len(run.trace) - REPORT_STEPS_MAX:
             lines.append(
-                f"{'>' if index in departed else ' '} {index:5} {step.at:10.4f} {step.lane}: {step.label}"
+                f"{'>' if index in departed else ' '} "
+                f"{index:5} {step.at:10.4f} {step.lane}: {step.label}"
             )
     return ScheduleFailed("\n".join(lines), schedule=schedule, trace=tuple(run.trace))
 

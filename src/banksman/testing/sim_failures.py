@@ -35,8 +35,9 @@ class NotDeterministic(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(
-            f"{message} (each run must start afresh and take nothing from outside: look for state kept between runs,"
-            " the order of a set, id(), random, a real clock; or the code has changed since the schedule was made)"
+            f"{message} (each run must start afresh and take nothing from outside: "
+            "look for state kept between runs, the order of a set, id(), random, a real clock; "
+            "or the code has changed since the schedule was made)"
         )
 
 

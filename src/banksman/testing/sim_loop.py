@@ -125,7 +125,10 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def __repr__(self) -> str:
         ready = sum(map(len, self._lanes.values())) + len(self._due)
-        return f"<SimLoop time={self._now:g} steps={len(self.trace)} ready={ready} timers={len(self._timers)}>"
+        return (
+            f"<SimLoop time={self._now:g} steps={len(self.trace)} "
+            f"ready={ready} timers={len(self._timers)}>"
+        )
 
     # ── Interface of asyncio ──
 
@@ -308,7 +311,8 @@ class SimLoop(asyncio.BaseEventLoop):
             if len(self.trace) >= self._steps_max:
                 if not self._is_winding_down:
                     raise Livelock(
-                        f"not done after {len(self.trace)} steps, time {self._now:g}:\n{self._last_steps()}"
+                        f"not done after {len(self.trace)} steps, time {self._now:g}:\n"
+                        f"{self._last_steps()}"
                     )
                 self.stop()
                 return
@@ -332,7 +336,8 @@ class SimLoop(asyncio.BaseEventLoop):
                 self.stop()
             else:
                 raise Deadlock(
-                    f"nothing is ready and no timer runs, time {self._now:g}; waiting:\n{self._waiting()}"
+                    f"nothing is ready and no timer runs, time {self._now:g}; waiting:\n"
+                    f"{self._waiting()}"
                 )
         while timers and timers[0][0] < self._now + RESOLUTION_SECONDS:
             timer = heapq.heappop(timers)[2]

@@ -179,7 +179,10 @@ class WorldProcess:
             self._soon("tree", self._start)
 
     def __repr__(self) -> str:
-        return f"<WorldProcess {self.number} {self.phase.name} written={len(self.written)} told={len(self.told)}>"
+        return (
+            f"<WorldProcess {self.number} {self.phase.name} "
+            f"written={len(self.written)} told={len(self.told)}>"
+        )
 
     # ── Interface of the driver ──
     def write(self, data: bytes) -> None:

@@ -272,7 +272,7 @@ class LoopThread:
             raise MachineError("cannot start the thread of the event loop", hint=hint) from exc
 
     def __repr__(self) -> str:
-        return f"<Bridge {self._thread.name} {self.phase.value}, {len(self._calls)} calls>"
+        return f"<LoopThread {self._thread.name} {self.phase.value}, {len(self._calls)} calls>"
 
     # ── From any thread ──
     def call(

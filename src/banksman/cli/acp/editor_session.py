@@ -296,7 +296,8 @@ class EditorSession:
         """Handle one event, in the following thread."""
         if event["kind"] == "stream.gap":
             say_aside(
-                f"banksman: session {self.id}: events {event['first']} to {event['last']} are no longer kept"
+                f"banksman: session {self.id}: "
+                f"events {event['first']} to {event['last']} are no longer kept"
             )
             self._seq = event["last"]
         else:

@@ -33,14 +33,15 @@ a server, acp starts one in this process. docs/editors.md has the settings of ed
 
 exit codes: 0 the editor disconnected or TERM was received, 2 wrong usage, 130 Ctrl-C. Any other
 failure is sent to the editor, as the error of its request.
-"""
+"""  # noqa: E501
 
 
 def parser() -> Parser:
     flags = Parser(
         "acp",
         "[--agent AGENT] [--url URL] [-- COMMAND …]",
-        "Act as an ACP agent for an editor, with supervised sessions. COMMAND replaces the agent's command.",
+        "Act as an ACP agent for an editor, with supervised sessions. "
+        "COMMAND replaces the agent's command.",
         "banksman acp --agent claude",
         notes=_NOTES,
     )

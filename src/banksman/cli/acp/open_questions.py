@@ -104,7 +104,9 @@ def refused(failure: Failure) -> dict[str, Any]:
     """Return a denial with a message, for an editor that answered with an error."""
     return {
         "decision": "deny",
-        "message": f"denied: the editor answered with error {failure.code} {failure.message!r:.100}",
+        "message": (
+            f"denied: the editor answered with error {failure.code} {failure.message!r:.100}"
+        ),
     }
 
 
@@ -228,7 +230,8 @@ class EditorQuestions:
             return
         if asked["wants"] != "permission":
             say_aside(
-                f"banksman: an editor cannot show this question: run banksman answer {self._session} {question}"
+                "banksman: an editor cannot show this question: "
+                f"run banksman answer {self._session} {question}"
             )
             return
         asked = {**asked, "question": question}

@@ -199,7 +199,7 @@ Event = dict[str, Any]
 
 
 class StreamBroken(ClientError):
-    """The response is not a Banksman event stream, or it has a hole that a reconnect did not fill."""
+    """The response is no Banksman event stream, or it has a gap that a reconnect did not fill."""
 
 
 class EventFollower:

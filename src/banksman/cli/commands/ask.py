@@ -23,14 +23,17 @@ from banksman.cli.server_command import (
 from banksman.cli.tui.event_loop import ScreenLoop
 from banksman.cli.tui.turn_view import Stops, TurnOptions, TurnWatch
 
+_DESCRIPTION = """\
+Send a prompt to a session, print the answer, and return when the turn is over. The exit code
+is 0 if the turn is done. If PROMPT is -, it is read from stdin. Ctrl-C stops the turn (130,
+unless the turn was done by then); a second Ctrl-C exits at once."""
+
 
 def parser() -> ServerParser:
     flags = ServerParser(
         "ask",
         "SESSION PROMPT|- [options] [--open AGENT [--cwd FOLDER] [-- COMMAND …]]",
-        "Send a prompt to a session, print the answer, and return when the turn is over. The exit code\n"
-        "is 0 if the turn is done. If PROMPT is -, it is read from stdin. Ctrl-C stops the turn (130,\n"
-        "unless the turn was done by then); a second Ctrl-C exits at once.",
+        _DESCRIPTION,
         'banksman ask fix-ci "Why is CI red?" --open claude',
         streams=True,
     )

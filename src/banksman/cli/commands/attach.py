@@ -35,15 +35,19 @@ TURNS_SHOWN, EVENTS_SHOWN_MAX = 3, 3000
 OWN_EVENTS_MAX = 60
 
 
+_DESCRIPTION = """\
+Watch a session live and talk in it. Each line that you type is a prompt, with interactive
+priority by default. Ctrl-J starts a new line of the prompt. While the line is empty, a key
+answers the agent's question. Ctrl-C stops the running turn. Without a running turn, or pressed
+twice, Ctrl-C leaves, and so does Ctrl-D; the session continues. If the server goes away, attach
+waits for it. Without a terminal, attach only shows the session, until Ctrl-C."""
+
+
 def parser() -> ServerParser:
     flags = ServerParser(
         "attach",
         "SESSION [--priority P]",
-        "Watch a session live and talk in it. Each line that you type is a prompt, with interactive\n"
-        "priority by default. Ctrl-J starts a new line of the prompt. While the line is empty, a key\n"
-        "answers the agent's question. Ctrl-C stops the running turn. Without a running turn, or pressed\n"
-        "twice, Ctrl-C leaves, and so does Ctrl-D; the session continues. If the server goes away, attach\n"
-        "waits for it. Without a terminal, attach only shows the session, until Ctrl-C.",
+        _DESCRIPTION,
         "banksman attach fix-ci",
         streams=True,
     )

@@ -24,12 +24,16 @@ exit codes: 0 success, 2 wrong usage or an invalid file, 5 cannot write to stdou
 """
 
 
+_DESCRIPTION = """\
+show: print the settings and the origin of each value. init: write a settings file with every
+key, commented out. path: print the path of the settings file."""
+
+
 def parser() -> Parser:
     flags = Parser(
         "config",
         "show [KEY] | init [--force] | path",
-        "show: print the settings and the origin of each value. init: write a settings file with every\n"
-        "key, commented out. path: print the path of the settings file.",
+        _DESCRIPTION,
         "banksman config show serve.port",
         notes=_NOTES,
         is_lenient=True,

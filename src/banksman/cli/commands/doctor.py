@@ -43,12 +43,16 @@ exit codes: 0 nothing is wrong, 1 something is wrong, 2 wrong usage, 5 cannot wr
 """
 
 
+_DESCRIPTION = """\
+Check the kernel, the limits, the settings, the permissions, the store, the server and the
+leftovers of dead hosts, and say how to fix each problem."""
+
+
 def parser() -> Parser:
     flags = Parser(
         "doctor",
         "[--sweep] [--store STORE] [--monitor URL]",
-        "Check the kernel, the limits, the settings, the permissions, the store, the server and the\n"
-        "leftovers of dead hosts, and say how to fix each problem.",
+        _DESCRIPTION,
         "banksman doctor --sweep",
         notes=_NOTES,
         is_lenient=True,
@@ -105,10 +109,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
         case "quiet":
             pass
         case _:
-            many = f"{count} things are wrong"
-            say(
-                f"\n{'nothing is wrong' if not count else 'one thing is wrong' if count == 1 else many}"
-            )
+            some = "one thing is wrong" if count == 1 else f"{count} things are wrong"
+            say(f"\n{some if count else 'nothing is wrong'}")
     return OK if is_well else NOT_DONE
 
 

@@ -10,15 +10,18 @@ from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.session_table import Shown
 
+_DESCRIPTION = """\
+Let the server accept nothing new, finish what is running, and exit. With HOST, let that host of
+a shared store exit, for example before an upgrade: its sessions continue on other hosts.
+Sessions that no other host can take wait until one can. `banksman hosts` lists the hosts and
+the number of sessions on each."""
+
 
 def parser() -> ServerParser:
     flags = ServerParser(
         "drain",
         "[HOST] [--timeout SECONDS]",
-        "Let the server accept nothing new, finish what is running, and exit. With HOST, let that host of\n"
-        "a shared store exit, for example before an upgrade: its sessions continue on other hosts.\n"
-        "Sessions that no other host can take wait until one can. `banksman hosts` lists the hosts and\n"
-        "the number of sessions on each.",
+        _DESCRIPTION,
         "banksman drain build-1 --timeout 60",
     )
     flags.add_argument(
@@ -67,6 +70,9 @@ def outlook(host: str, told: Shown) -> str:
         none = f"No other host can take its sessions now: {sessions} wait {wait}"
         return f"{host} accepts nothing new, finishes what is running, and exits. {none}"
     if waiting:
-        some = f"{sessions - waiting} of its sessions continue on other hosts ({names}), {waiting} wait {wait}"
+        some = (
+            f"{sessions - waiting} of its sessions continue on other hosts ({names}), "
+            f"{waiting} wait {wait}"
+        )
         return f"{host} accepts nothing new, and exits: {some}"
     return f"{host} accepts nothing new, and exits: its sessions continue on other hosts ({names})"

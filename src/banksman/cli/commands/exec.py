@@ -164,7 +164,9 @@ def parser() -> Parser:
         "--pty",
         action="store_true",
         default=None,
-        help="run the command on a new terminal (default: if stdin, stdout and stderr are terminals)",
+        help=(
+            "run the command on a new terminal (default: if stdin, stdout and stderr are terminals)"
+        ),
     )
     add(
         "--no-pty",
@@ -258,7 +260,7 @@ def _is_foreground() -> bool:
 
 
 def _fds(given: str | None) -> tuple[int, ...]:
-    """Return the fds to pass on: those of --pass-fds, and those of the jobserver of a parent make."""
+    """Return the fds to pass on: those of --pass-fds, and of the jobserver of a parent make."""
     try:
         wanted = [int(number) for number in given.split(",")] if given else []
     except ValueError as exc:
@@ -297,7 +299,7 @@ def _environment(pairs: list[str]) -> dict[str, str]:
 
 
 def _close_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter does not retry a failed write at exit."""
+    """Redirect stdout to /dev/null: the interpreter must not retry a failed write at exit."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

@@ -29,7 +29,7 @@ running turns at once.
 
 exit codes: 0 stopped on request, 1 a failure of the machine or the store that may pass, 2 cannot
 start until something is changed: wrong usage or settings, missing packages.
-"""
+"""  # noqa: E501
 
 
 def parser() -> Parser:
@@ -37,7 +37,8 @@ def parser() -> Parser:
         "host",
         "--store nats://HOST[,HOST…] [options]",
         "Run sessions of a store that many machines share.",
-        "banksman host --store nats://10.0.0.1,10.0.0.2,10.0.0.3 --label gpu --label repo=x --room 16",
+        "banksman host --store nats://10.0.0.1,10.0.0.2,10.0.0.3 "
+        "--label gpu --label repo=x --room 16",
         notes=_NOTES,
     )
     flags.add_argument(

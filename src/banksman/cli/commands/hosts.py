@@ -15,14 +15,17 @@ from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.screen import seconds_in_words
 from banksman.cli.tui.session_table import Shown
 
+_DESCRIPTION = """\
+List the hosts that share the store, with their labels, agents and free room. A host whose lease
+has expired is not listed: other hosts take its sessions over. A front end has no room, and
+forwards to the other hosts. A program runs the sessions that it opened, and takes no others."""
+
 
 def parser() -> ServerParser:
     return ServerParser(
         "hosts",
         "",
-        "List the hosts that share the store, with their labels, agents and free room. A host whose lease\n"
-        "has expired is not listed: other hosts take its sessions over. A front end has no room, and\n"
-        "forwards to the other hosts. A program runs the sessions that it opened, and takes no others.",
+        _DESCRIPTION,
         "banksman hosts --store nats://10.0.0.1",
     )
 

@@ -19,7 +19,8 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "interrupt",
         "SESSION [TURN]",
-        "Interrupt the running turn, or TURN. A turn in the queue is withdrawn. Returns when the turn is over.",
+        "Interrupt the running turn, or TURN. "
+        "A turn in the queue is withdrawn. Returns when the turn is over.",
         "banksman interrupt fix-ci",
     )
     flags.add_argument("session", metavar="SESSION", help="id or name of the session")

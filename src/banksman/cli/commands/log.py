@@ -29,12 +29,16 @@ PAGE_EVENTS_MAX = 1000
 INDENT = 20
 
 
+_DESCRIPTION = """\
+Print the events of a session. With --follow, also print new events, until Ctrl-C. If the server
+restarts, log waits for it, and no event is lost or printed twice."""
+
+
 def parser() -> ServerParser:
     flags = ServerParser(
         "log",
         "SESSION [--follow] [--raw] [--after CURSOR] [-n LIMIT]",
-        "Print the events of a session. With --follow, also print new events, until Ctrl-C. If the server\n"
-        "restarts, log waits for it, and no event is lost or printed twice.",
+        _DESCRIPTION,
         "banksman log fix-ci --follow --json | jq .kind",
         streams=True,
     )

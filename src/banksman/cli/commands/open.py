@@ -9,13 +9,16 @@ from banksman.cli.arguments import split_command
 from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import ServerParser, add_cwd, ask_to_open, client_of, perform
 
+_DESCRIPTION = """\
+Open a session with an agent, or return the existing session with this name. COMMAND replaces
+the agent's command."""
+
 
 def parser() -> ServerParser:
     flags = ServerParser(
         "open",
         "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [-- COMMAND …]",
-        "Open a session with an agent, or return the existing session with this name. COMMAND replaces\n"
-        "the agent's command.",
+        _DESCRIPTION,
         "banksman open claude --name fix-ci",
     )
     flags.add_argument(

@@ -8,13 +8,16 @@ from banksman.cli import OK
 from banksman.cli.output import say, say_json
 from banksman.cli.server_command import ServerParser, client_of, perform
 
+_DESCRIPTION = """\
+Print a link that logs a browser in to the server's web page. The link works once, within ten
+minutes. The browser stays logged in. Each further browser needs another link."""
+
 
 def parser() -> ServerParser:
     return ServerParser(
         "page",
         "[options]",
-        "Print a link that logs a browser in to the server's web page. The link works once, within ten\n"
-        "minutes. The browser stays logged in. Each further browser needs another link.",
+        _DESCRIPTION,
         "banksman page",
     )
 

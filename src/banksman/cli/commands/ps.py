@@ -44,12 +44,16 @@ _DROPPED = ("holder", "cost", "agent", "queue", "last", "host", "questions", "id
 _NAME_COLUMNS_MIN = 8
 
 
+_DESCRIPTION = """\
+List the sessions, most urgent first, and the running commands. A session that is over starts
+again at the next ask."""
+
+
 def parser() -> ServerParser:
     flags = ServerParser(
         "ps",
         "[--all]",
-        "List the sessions, most urgent first, and the running commands. A session that is over starts\n"
-        "again at the next ask.",
+        _DESCRIPTION,
         "banksman ps --json",
     )
     flags.add_argument(

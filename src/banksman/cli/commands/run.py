@@ -40,15 +40,19 @@ ON_QUESTION = ("ask", "allow", "deny", "fail")
 OPENED_SECONDS_MAX = 10.0
 
 
+_DESCRIPTION = """\
+Open a session, send one prompt, print the answer, and close the session when the turn is over.
+The exit code is 0 if the turn is done. If PROMPT is - or missing, it is read from stdin. COMMAND
+replaces the agent's command. Ctrl-C stops the turn (130, unless the turn was done by then); a
+second Ctrl-C ends the session at once. A key answers a question of the agent. Without a
+terminal, the question waits for `banksman answer`."""
+
+
 def parser() -> ServerParser:
     flags = ServerParser(
         "run",
         "AGENT [PROMPT|-] [options] [-- COMMAND …]",
-        "Open a session, send one prompt, print the answer, and close the session when the turn is over.\n"
-        "The exit code is 0 if the turn is done. If PROMPT is - or missing, it is read from stdin. COMMAND\n"
-        "replaces the agent's command. Ctrl-C stops the turn (130, unless the turn was done by then); a\n"
-        "second Ctrl-C ends the session at once. A key answers a question of the agent. Without a\n"
-        "terminal, the question waits for `banksman answer`.",
+        _DESCRIPTION,
         'banksman run claude "Why is CI red?"',
         streams=True,
         in_memory=True,
@@ -101,7 +105,8 @@ def main(words: list[str]) -> int:
         flags.error("--timeout must be a number of seconds greater than 0")
     if arguments.prompt is None and is_terminal(sys.stdin):
         flags.error(
-            f'no prompt was given; run `banksman run {arguments.agent} "PROMPT"`, or pass the prompt on stdin: '
+            f'no prompt was given; run `banksman run {arguments.agent} "PROMPT"`, '
+            "or pass the prompt on stdin: "
             f"`banksman run {arguments.agent} < FILE`"
         )
     return perform(_run, arguments)
@@ -213,7 +218,8 @@ class _Opening:
                     if isinstance(thing, CallDone) and thing.errand == "close":
                         if thing.error is not None:
                             say_aside(
-                                f"banksman: cannot close session {session['id']}: {as_line(thing.error)}"
+                                f"banksman: cannot close session {session['id']}: "
+                                f"{as_line(thing.error)}"
                             )
                         return
                 screen.tick()

@@ -22,7 +22,7 @@ the sessions, and the server forwards to them. With --room it is a host, too.
 
 exit codes: 0 stopped on request, 1 a failure of the machine that may pass (the port is in use, the
 disk is full), 2 cannot start until something is changed: wrong usage or settings, missing packages.
-"""
+"""  # noqa: E501
 
 
 def parser() -> Parser:

@@ -19,13 +19,17 @@ from banksman.cli.tui.session_table import SessionRows
 INTERVAL_SECONDS = 2.0
 
 
+_DESCRIPTION = """\
+Show a live table of all sessions, most urgent first: sessions with a question, with a problem,
+running, queued, idle. j, k and the arrow keys select a session, Enter attaches to it, i
+interrupts it, ? shows help, q quits. Without a terminal, the table is printed once."""
+
+
 def parser() -> ServerParser:
     flags = ServerParser(
         "top",
         "[--interval S] [--once]",
-        "Show a live table of all sessions, most urgent first: sessions with a question, with a problem,\n"
-        "running, queued, idle. j, k and the arrow keys select a session, Enter attaches to it, i\n"
-        "interrupts it, ? shows help, q quits. Without a terminal, the table is printed once.",
+        _DESCRIPTION,
         "banksman top --once",
     )
     flags.add_argument(
@@ -33,7 +37,10 @@ def parser() -> ServerParser:
         type=float,
         default=INTERVAL_SECONDS,
         metavar="S",
-        help=f"seconds between updates of memory and processes (default: {INTERVAL_SECONDS:g}); the rest is live",
+        help=(
+            "seconds between updates of memory and processes "
+            f"(default: {INTERVAL_SECONDS:g}); the rest is live"
+        ),
     )
     flags.add_argument("--once", action="store_true", help="print the table once, and exit")
     return flags

@@ -22,7 +22,8 @@ def parser() -> ServerParser:
     flags = ServerParser(
         "why",
         "[SESSION] [--stacks]",
-        "Explain what a session is doing and waiting for: its owner, queue, questions, clocks and processes.",
+        "Explain what a session is doing and waiting for: "
+        "its owner, queue, questions, clocks and processes.",
         "banksman why fix-ci",
     )
     flags.add_argument("session", nargs="?", metavar="SESSION", help="id or name of the session")
@@ -85,7 +86,8 @@ def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
         yield (
             "owner",
             [
-                f"process {found['owner']['pid']} {f'at {address}' if address else 'on this machine'}"
+                f"process {found['owner']['pid']} "
+                f"{f'at {address}' if address else 'on this machine'}"
             ],
         )
     if found.get("host"):
@@ -163,7 +165,10 @@ def _frames(found: Shown) -> str:
     def one(way: str) -> str:
         since = found[f"seconds_since_{way}"]
         last = "" if since is None else f", the last {since:.1f} s ago"
-        return f"{counters.get(f'frames_{way}', 0)} {way} ({counters.get(f'bytes_{way}', 0)} bytes{last})"
+        return (
+            f"{counters.get(f'frames_{way}', 0)} {way} "
+            f"({counters.get(f'bytes_{way}', 0)} bytes{last})"
+        )
 
     lost = "".join(
         f", {counters[name]} {name}"

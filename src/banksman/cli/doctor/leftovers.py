@@ -182,7 +182,10 @@ def _keepers() -> Iterator[Leftover]:
         if found is None:
             continue
         if found[1] in "Tt":
-            seen = f"keeper {pid} of the dead process {host} is stopped, and cannot end the leftover processes"
+            seen = (
+                f"keeper {pid} of the dead process {host} is stopped, "
+                "and cannot end the leftover processes"
+            )
             yield Leftover(wrong("leftovers", seen, f"kill -CONT {pid}"))
         else:
             seen = f"keeper {pid} is ending the leftover processes of the dead process {host}"
@@ -234,7 +237,10 @@ def _sockets() -> Iterator[Leftover]:
     # If another machine shares this folder, its live sockets look dead from here. Only sockets of
     # this boot are removed.
     if len(dead) > len(ours):
-        seen = f"{len(dead) - len(ours)} sockets in {folder} are from before the last boot, or of another machine"
+        seen = (
+            f"{len(dead) - len(ours)} sockets in {folder} are from before the last boot, "
+            "or of another machine"
+        )
         yield Leftover(note("leftovers", seen, "remove them, if no other machine uses this folder"))
 
 
@@ -307,7 +313,10 @@ def _spills() -> Iterator[Leftover]:
     dead = list(output.find_dead(folder))
     if dead:
         count, size = sum(len(each.files) for each in dead), sum(each.size for each in dead)
-        seen = f"{count} output files of commands, {_mib(size)}, in {folder}, of {len(dead)} killed processes"
+        seen = (
+            f"{count} output files of commands, {_mib(size)}, in {folder}, "
+            f"of {len(dead)} killed processes"
+        )
         fix = f"the next process that needs such a file removes them; or run `{_SWEEP}`"
         yield Leftover(
             note("leftovers", seen, fix),
@@ -337,7 +346,7 @@ def _old_spills(folder: str) -> Iterator[Leftover]:
 
 
 def _is_nobodys(entry: os.DirEntry[str]) -> bool:
-    """Return whether an output file of an older version is old and no live host can have made it."""
+    """Return whether this is an old output file of an older version, and of no live host."""
     try:
         found = entry.stat(follow_symlinks=False)
     except FileNotFoundError:

@@ -102,13 +102,17 @@ def trial() -> Iterator[Finding]:
     else:
         yield ok(
             name,
-            f"a command, and the process that it left running, were ended in {finished.seconds:.1f} s",
+            "a command, and the process that it left running, "
+            f"were ended in {finished.seconds:.1f} s",
         )
 
 
 def python() -> Iterator[Finding]:
     """Report the versions of Python and SQLite."""
-    seen = f"{platform.python_implementation()} {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
+    seen = (
+        f"{platform.python_implementation()} {platform.python_version()}, "
+        f"SQLite {sqlite3.sqlite_version}"
+    )
     yield ok("python", f"{seen}, {sys.executable}")
 
 

@@ -80,7 +80,10 @@ def token() -> Iterator[Finding]:
         return
     fix = f"rm {path}: the token may have been read, and the next server creates another"
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        seen = f"other users can read {path} ({_mode(found)}), and a client with the token can run any program"
+        seen = (
+            f"other users can read {path} ({_mode(found)}), "
+            "and a client with the token can run any program"
+        )
         yield wrong("token", seen, fix)
     else:
         yield ok("token", f"{path}, only for this user")

@@ -38,8 +38,12 @@ _SETTING = "jetstream { sync_interval: always }"
 ALWAYS = f"set {_SETTING} in the configuration of each server, and restart the servers one by one"
 # The streams that the first host creates together, and the advice if one of them was deleted.
 MADE_AT_ONCE = {
-    "-events": "stop all hosts, and restore the stream with its events before a host creates an empty one",
-    "-records": "stop all hosts, and restore the stream with its records before a host creates an empty one",
+    "-events": (
+        "stop all hosts, and restore the stream with its events before a host creates an empty one"
+    ),
+    "-records": (
+        "stop all hosts, and restore the stream with its records before a host creates an empty one"
+    ),
     "-hosts": "restart one host: it creates the stream again, and nothing is lost",
 }
 
@@ -84,17 +88,29 @@ def _sqlite_store(path: Path) -> Iterator[Finding]:
 def _health(found: StoreHealth) -> Iterator[Finding]:
     size = found.store_bytes + found.log_bytes
     who = f", in use by process {', '.join(map(str, found.hosts))}" if found.hosts else ""
-    seen = f"{found.path}, schema {found.schema}, {found.sessions} sessions, {size / (1 << 20):.1f} MiB{who}"
+    seen = (
+        f"{found.path}, schema {found.schema}, {found.sessions} sessions, "
+        f"{size / (1 << 20):.1f} MiB{who}"
+    )
     if found.faults:
-        fix = "stop all programs that use it, copy it with its -wal and -shm files, and restore a backup"
+        fix = (
+            "stop all programs that use it, copy it with its -wal and -shm files, "
+            "and restore a backup"
+        )
         yield wrong("store", f"{found.path} is damaged: {'; '.join(found.faults)}", fix)
     for damaged in found.damaged:
-        fix = "restore a backup of the store, or delete the session (banksman close --forget); the others are intact"
+        fix = (
+            "restore a backup of the store, or delete the session (banksman close --forget); "
+            "the others are intact"
+        )
         yield wrong("session", f"{found.path}: {damaged}", fix)
     if found.faults:
         return
     if not found.is_checked:
-        seen += f"; not checked to the end, because that takes longer than {store_health.CHECK_SECONDS_MAX:.0f} s"
+        seen += (
+            "; not checked to the end, "
+            f"because that takes longer than {store_health.CHECK_SECONDS_MAX:.0f} s"
+        )
         yield note("store", seen, "run sqlite3 FILE 'PRAGMA integrity_check' for the full check")
     elif size > LARGE_BYTES:
         yield note("store", seen, "set keep_bytes or keep_seconds in [serve]")
@@ -190,7 +206,10 @@ def _size(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
 
 def _streams(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
     for stream in found.streams:
-        seen = f"stream {stream.name}, {stream.replicas} {'replicas' if stream.replicas > 1 else 'replica'}"
+        seen = (
+            f"stream {stream.name}, "
+            f"{stream.replicas} {'replicas' if stream.replicas > 1 else 'replica'}"
+        )
         if not stream.leader:
             fix = "start more than half of its servers; acknowledged data is kept meanwhile"
             yield wrong("cluster", f"{seen}: it has no leader, and accepts nothing", fix)
@@ -205,7 +224,10 @@ def _streams(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
         else:
             yield ok("cluster", seen)
         if stream.lease is not None and stream.lease != address.lease:
-            seen = f"the lease of hosts of {address} is {stream.lease:g} s, but the URL says lease={address.lease:g}"
+            seen = (
+                f"the lease of hosts of {address} is {stream.lease:g} s, "
+                f"but the URL says lease={address.lease:g}"
+            )
             yield wrong(
                 "cluster",
                 seen,
@@ -235,7 +257,10 @@ def _access(address: StoreAddress, found: ClusterHealth) -> Iterator[Finding]:
         if not (server.fault or server.has_tls or _is_here(server.place))
     ]
     if plain and not address.tls:
-        seen = f"{', '.join(plain)}: no TLS, so the network can read credentials and all output of agents"
+        seen = (
+            f"{', '.join(plain)}: "
+            "no TLS, so the network can read credentials and all output of agents"
+        )
         yield wrong("access", seen, f"turn TLS on, and use tls:// in the URL; {SEE}")
 
 
@@ -257,7 +282,10 @@ def _contents(prefix: str, found: StoreContents) -> Iterator[Finding]:
         yield wrong("session", seen, fix or SEE)
     for part in found.remains[:REMAINS_MAX]:
         subject = f"{prefix}.ev.{part}"
-        seen = f"events under {subject} belong to no session: a deletion was interrupted, or is in progress"
+        seen = (
+            f"events under {subject} belong to no session: "
+            "a deletion was interrupted, or is in progress"
+        )
         yield note("remains", seen, f"nats stream purge {prefix}-events --subject {subject}")
     for name in found.blobs[:REMAINS_MAX]:
         seen = (
@@ -313,7 +341,10 @@ def _syncing(found: ClusterHealth) -> Iterator[Finding]:
         if each.seconds == 0:
             yield ok("sync", f"{each.place} syncs before it acknowledges")
         elif each.seconds is not None:
-            seen = f"{each.place} syncs every {each.seconds:g} s: a power cut loses what was acknowledged since then"
+            seen = (
+                f"{each.place} syncs every {each.seconds:g} s: "
+                "a power cut loses what was acknowledged since then"
+            )
             yield wrong("sync", seen, ALWAYS)
     if unknown:
         seen = f"sync interval of {', '.join(unknown)} unknown: no monitoring port answers"

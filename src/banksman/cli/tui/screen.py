@@ -73,7 +73,7 @@ class Screen(Protocol):
 
     @property
     def is_watched(self) -> bool:
-        """Whether the screen is a terminal that can be redrawn, so that a person sees live changes."""
+        """Whether the screen is a terminal that can be redrawn and a person sees live changes."""
         ...
 
     def text(self, piece: str) -> None:
@@ -396,7 +396,7 @@ class LiveScreen:
         self._drawn, self._place = bottom, (bottom, cursor)
 
     def _bottom(self, columns: int, height: int) -> tuple[list[str], int, bool]:
-        """Return the rows, the cursor's column in the last one, and whether the question was cut."""
+        """Return the rows, the cursor's column in the last row, and whether a question was cut."""
         room = max(1, height - 1)
         is_cut = False
         line, cursor = self._editor.row(columns, PROMPT)

@@ -45,9 +45,15 @@ _HELP = (
     "i              interrupt its running turn (asks first)",
     "q, Ctrl-C      quit",
     "",
-    "asks: a question waits for an answer. wedged: no sign of life for too long, or the agent does not start.",
+    (
+        "asks: a question waits for an answer. "
+        "wedged: no sign of life for too long, or the agent does not start."
+    ),
     "DOES: the running turn. FOR: its duration. LAST: time since the last event.",
-    "Columns that do not fit are hidden, in this order: PIDS, MEMORY, AGENT, LAST, COST, HOST, QUEUE, DOES, ASKS, FOR.",
+    (
+        "Columns that do not fit are hidden, in this order: "
+        "PIDS, MEMORY, AGENT, LAST, COST, HOST, QUEUE, DOES, ASKS, FOR."
+    ),
 )
 
 

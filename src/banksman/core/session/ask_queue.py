@@ -219,12 +219,12 @@ def join(queue: Queue, id: str, ask: Ask) -> Queue:
 
 
 def count(queue: Queue) -> int:
-    """Count the waiting asks, including collected ones. Holds are no asks, and have another limit."""
+    """Count the waiting asks, including collected ones. Holds have another limit."""
     return sum(len(waiting.asks) for waiting in queue if isinstance(waiting, Turn))
 
 
 def dispensable(queue: Queue, priority: int) -> Turn | None:
-    """Return the turn to drop from a full queue: the last one of the lowest class below `priority`."""
+    """Return the turn to drop from a full queue: the last of the lowest class below `priority`."""
     below = [
         waiting for waiting in queue if isinstance(waiting, Turn) and waiting.priority < priority
     ]

@@ -188,7 +188,10 @@ class SettingTaken(Struct, frozen=True):
 
 
 class HoldConversation(Struct, frozen=True):
-    """Reserve this conversation for the session: no other session may drive it. None: release it."""
+    """Reserve this conversation for the session. No other session may drive it.
+
+    `conversation`: None releases the reserved one.
+    """
 
     conversation: str | None
 

@@ -109,4 +109,4 @@ class IdempotencyKeys(Sequence[IdempotencyKey]):
         return hash(self._all())
 
     def __repr__(self) -> str:
-        return f"Keys({self._all()!r})"
+        return f"IdempotencyKeys({self._all()!r})"

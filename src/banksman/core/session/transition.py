@@ -212,7 +212,7 @@ class Transition:
             self.heard += output.meanings
 
     def send(self, turn: str | None, data: bytes) -> None:
-        """Send one whole frame to the agent, in order. A process that is being stopped gets none."""
+        """Send one whole frame to the agent, in order, unless its process is being stopped."""
         process = self.state.process
         if (
             process.phase not in (ProcessPhase.STARTING, ProcessPhase.READY)

@@ -130,7 +130,7 @@ def expired(clocks: Clocks, at: float) -> Clock | None:
 
 
 def warn(clocks: Clocks, at: float) -> tuple[Clocks, list[Clock]]:
-    """Mark the clocks past half their time as warned, and return those that had not warned before."""
+    """Mark the clocks past half their time as warned, and return the newly marked ones."""
     due = [clock for clock in clocks if not clock.has_warned and clock.is_half_through(at)]
     return tuple(
         replace(clock, has_warned=True) if clock in due else clock for clock in clocks

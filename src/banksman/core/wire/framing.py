@@ -110,7 +110,10 @@ class Framing:
 
     def __repr__(self) -> str:
         open_ = "none" if self._open is None else repr(self._open)
-        return f"<Framing open={open_} bytes_in={self.bytes_in} lines={self.lines} oversize={self.oversize}>"
+        return (
+            f"<Framing open={open_} bytes_in={self.bytes_in} "
+            f"lines={self.lines} oversize={self.oversize}>"
+        )
 
     @property
     def held_bytes(self) -> int:
@@ -271,7 +274,7 @@ class _Partial:
 
 
 class _Oversize:
-    """An incomplete line beyond the limit, whose earlier bytes the caller has received as pieces."""
+    """An incomplete line beyond the limit. The caller has received its earlier bytes as pieces."""
 
     __slots__ = ("_has_return", "head", "length", "tail")
 

@@ -352,7 +352,7 @@ def _cut_anywhere(chars: str) -> str:
 
 
 def _anchor(secret: str) -> str:
-    """Return the longest part of a secret that has only one spelling, apart from escapes by code."""
+    """Return the longest part of a secret with only one spelling, apart from escapes by code."""
     runs = _UNRESERVED.findall(secret)
     longest = max(runs, key=len, default="")
     if len(longest) >= _ANCHOR_CHARS_MIN:

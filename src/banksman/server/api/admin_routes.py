@@ -145,7 +145,10 @@ ROUTES = (
         method="GET",
         path="/healthz",
         handle=health,
-        summary="Readiness: 200 if the server takes new work and its store works, else 503 with the reason.",
+        summary=(
+            "Readiness: 200 if the server takes new work and its store works, "
+            "else 503 with the reason."
+        ),
         answer=messages.Health,
         is_open=True,
     ),

@@ -236,7 +236,9 @@ ROUTES = (
         method="GET",
         path="/v1/events",
         handle=of_many,
-        summary="Follow the events of many sessions over one stream, in the order of their commits.",
+        summary=(
+            "Follow the events of many sessions over one stream, in the order of their commits."
+        ),
         query=messages.FollowMany,
         answer=None,
         streams=STREAMS,

@@ -151,7 +151,10 @@ _WORDS = {
     431: "The headers are too large.",
     500: "A bug in Banksman.",
     502: "The agent failed.",
-    503: "The server is shutting down, the store or the machine has no room, or the session's host does not answer.",
+    503: (
+        "The server is shutting down, the store or the machine has no room, "
+        "or the session's host does not answer."
+    ),
     504: "The host that owns the session did not answer: whether the request was done is unknown.",
 }
 
@@ -166,7 +169,9 @@ _GROUPS = {
     "turn_routes": "turns",
 }
 _TAGS = {
-    "sessions": "Conversations with an agent. A session outlives the agent's process and the server.",
+    "sessions": (
+        "Conversations with an agent. A session outlives the agent's process and the server."
+    ),
     "turns": "Asks and their outcomes. One turn of a session runs at a time.",
     "questions": "Questions of agents: permissions and input.",
     "events": "The event log of sessions, as pages and as streams.",
@@ -200,7 +205,9 @@ _LAST_EVENT_ID = {
 # Text without an end. Each `data:` of it, or each line, is JSON.
 _STREAM = {
     "type": "string",
-    "description": "A stream of `StreamItem`: one in each event's `data:`, or one per line in NDJSON.",
+    "description": (
+        "A stream of `StreamItem`: one in each event's `data:`, or one per line in NDJSON."
+    ),
     "contentMediaType": "application/json",
     "contentSchema": {"$ref": REF.format(name="StreamItem")},
 }
@@ -225,7 +232,9 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         "info": {
             "title": "Banksman",
             "version": __version__,
-            "description": "Sessions with coding agents, and background commands. See docs/server.md.",
+            "description": (
+                "Sessions with coding agents, and background commands. See docs/server.md."
+            ),
         },
         "tags": [{"name": name, "description": description} for name, description in _TAGS.items()],
         "paths": paths,
@@ -251,7 +260,9 @@ def _events(components: dict[str, Any]) -> dict[str, Any]:
             "discriminator": {"propertyName": "kind", "mapping": kinds},
         },
         "StreamItem": {
-            "description": "An item of a stream: an event of the log, or a mark for this client only.",
+            "description": (
+                "An item of a stream: an event of the log, or a mark for this client only."
+            ),
             "oneOf": [reference(Event), *(reference(mark) for mark in MARKS)],
         },
     }

@@ -142,7 +142,10 @@ def _encoded(answer: HttpAnswer) -> HttpAnswer:
     try:
         return answer.encoded()
     except UnicodeEncodeError:
-        hint = "the request was done: do not repeat it, and rename the file or folder whose name is not UTF-8"
+        hint = (
+            "the request was done: do not repeat it, "
+            "and rename the file or folder whose name is not UTF-8"
+        )
         problem = Problem(
             500, "NotText", "cannot encode the response: a name in it is not UTF-8", hint=hint
         )

@@ -246,7 +246,8 @@ def _check_not_elsewhere(session: sessions.Session) -> None:
     if status.phase == "elsewhere" and status.owner is not None:
         pid, address = status.owner.pid, status.owner.address
         raise NotOwner(
-            f"cannot close session {session.id}: a live host owns it, process {pid}{' at ' * bool(address)}{address}",
+            f"cannot close session {session.id}: "
+            f"a live host owns it, process {pid}{' at ' * bool(address)}{address}",
             hint="close the session there, or end that process",
             session=session.id,
             pid=pid,

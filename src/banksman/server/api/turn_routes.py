@@ -217,7 +217,10 @@ ROUTES = (
         path=f"{ID}/questions/{{question}}",
         handle=answer,
         to_owner=OwnerFallback.NAMED,
-        summary="Answer a question. Only the first answer counts; a later one gets the first in its response.",
+        summary=(
+            "Answer a question. Only the first answer counts; "
+            "a later one gets the first in its response."
+        ),
         body=messages.Answer,
         answer=messages.Answered,
         problems=(409, 422),

@@ -280,8 +280,8 @@ class AuthMiddleware:
         if self._is_open(path):
             return f"{_STRANGER}{address}"
         hint = (
-            "send `Authorization: Bearer TOKEN`; the token is in the file banksman/token of the state folder"
-            " of the server's user"
+            "send `Authorization: Bearer TOKEN`; "
+            "the token is in the file banksman/token of the state folder of the server's user"
         )
         raise Problem(
             401, "NotLetIn", "the token is missing or wrong", hint=hint, headers=_CHALLENGE
@@ -295,7 +295,10 @@ class AuthMiddleware:
                 403, "NotLetIn", "only the user of the server may use this socket", hint=hint
             )
         if connection.standing is PeerIdentity.AGENTS:
-            hint = "run it in a terminal that no agent has started: an agent must not answer its own questions"
+            hint = (
+                "run it in a terminal that no agent has started: "
+                "an agent must not answer its own questions"
+            )
             raise Problem(
                 403,
                 "AgentNotLetIn",

@@ -47,7 +47,8 @@ def announce(folder: Path, url: str, socket_path: Path | None = None) -> None:
     """
     if (other := _living(Path(os.path.abspath(folder)) / NAME)) is not None:
         log.warning(
-            "another server of this user is announced at %s; clients of this one need --url %s and BANKSMAN_TOKEN",
+            "another server of this user is announced at %s; "
+            "clients of this one need --url %s and BANKSMAN_TOKEN",
             other,
             url,
         )

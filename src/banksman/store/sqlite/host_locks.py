@@ -131,7 +131,10 @@ class HostLocks:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Hosts {self._path!r} {'closed' if self._is_closed else f'holding {sorted(self._mine)}'}>"
+        return (
+            f"<HostLocks {self._path!r} "
+            f"{'closed' if self._is_closed else f'holding {sorted(self._mine)}'}>"
+        )
 
     def hold(self, host_id: int) -> None:
         """Lock this host id until `let_go`, `close` or death.

@@ -159,7 +159,8 @@ def delete(work: WriterContext, session: str) -> Deleted | None:
     # SQLite would reuse the highest chunk id after its removal. So that row stays, as an empty one:
     # see `tables.py`.
     work.execute(
-        "UPDATE chunks SET session = NULL, first = 0, last = 0, epoch = 0, at = 0.0, crc = 0, blob = x'' "
+        "UPDATE chunks "
+        "SET session = NULL, first = 0, last = 0, epoch = 0, at = 0.0, crc = 0, blob = x'' "
         "WHERE id = (SELECT max(id) FROM chunks) AND session = ?",
         (session,),
     )
@@ -193,7 +194,8 @@ def restore(  # noqa: PLR0917
     # No epoch may be issued twice for this id, also not one from before a deletion in this store.
     epoch = max(history.epoch, deleted_epoch(work))
     work.execute(
-        "INSERT INTO sessions (seq, bytes, changed, epoch, first, trimmed, created, id, name, agent) "
+        "INSERT INTO sessions "
+        "(seq, bytes, changed, epoch, first, trimmed, created, id, name, agent) "
         "VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
         (
             history.last,

@@ -191,7 +191,8 @@ class StoreOpening:
             return
         except OSError:
             if os.path.exists(self.path):
-                return  # A read-only file system raises this before it reports that the file exists.
+                # A read-only file system raises this before it reports that the file exists.
+                return
             raise
         os.close(fd)
         tables.sync_folder(self.path)

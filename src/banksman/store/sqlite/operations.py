@@ -170,7 +170,8 @@ class WriterContext:
     def _forget_dead(self, host: int) -> None:
         """Delete the rows of dead hosts that own no session."""
         rows = self.execute(
-            "SELECT id FROM hosts WHERE id != ? AND id NOT IN (SELECT owner FROM sessions WHERE owner IS NOT NULL)",
+            "SELECT id FROM hosts WHERE id != ? AND id NOT IN "
+            "(SELECT owner FROM sessions WHERE owner IS NOT NULL)",
             (host,),
         ).fetchall()
         for (other,) in rows:

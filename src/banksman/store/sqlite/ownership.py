@@ -67,7 +67,8 @@ def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: s
         epoch = deleted_epoch(work) + 1
         now = time.time()
         work.execute(
-            "INSERT INTO sessions (seq, bytes, changed, epoch, owner, first, trimmed, created, id, name, agent) "
+            "INSERT INTO sessions "
+            "(seq, bytes, changed, epoch, owner, first, trimmed, created, id, name, agent) "
             "VALUES (0, 0, ?, ?, ?, 1, 0, ?, ?, ?, ?)",
             (now, epoch, work.host, now, session, name, agent),
         )

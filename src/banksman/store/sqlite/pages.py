@@ -44,8 +44,10 @@ _BLOB = "coalesce(CAST(c.blob AS BLOB), x'')"
 # remember its place in each session, so each chunk is checked for its neighbours. The cost is two
 # index lookups, some microseconds.
 _HAS_NEIGHBOURS = """(
-    (c.first <= s.first OR EXISTS (SELECT 1 FROM chunks b WHERE b.session = c.session AND b.last = c.first - 1))
-    AND (c.last >= s.seq OR EXISTS (SELECT 1 FROM chunks b WHERE b.session = c.session AND b.last > c.last))
+    (c.first <= s.first OR EXISTS (
+        SELECT 1 FROM chunks b WHERE b.session = c.session AND b.last = c.first - 1))
+    AND (c.last >= s.seq OR EXISTS (
+        SELECT 1 FROM chunks b WHERE b.session = c.session AND b.last > c.last))
 )"""
 
 
@@ -190,7 +192,8 @@ def chunks_after(
     """
     cursor = connection.execute(
         f"SELECT s.first, s.seq, c.first, c.last, c.epoch, c.at, c.crc, {_BLOB} "
-        "FROM sessions s LEFT JOIN chunks c ON c.session = s.id AND c.last > ? WHERE s.id = ? ORDER BY c.last",
+        "FROM sessions s LEFT JOIN chunks c ON c.session = s.id AND c.last > ? "
+        "WHERE s.id = ? ORDER BY c.last",
         (after, session),
     )
     expected, end = 1, 0
@@ -286,8 +289,8 @@ def _emptied(connection: sqlite3.Connection, sessions: Collection[str] | None) -
     # In the order of ids, SQLite scans both indexes once and reads no table: some microseconds per
     # session of the store. The result is almost always empty.
     found = connection.execute(
-        "SELECT s.id FROM sessions s WHERE NOT EXISTS (SELECT 1 FROM chunks c WHERE c.session = s.id) "
-        f"{clause} ORDER BY s.id",
+        "SELECT s.id FROM sessions s WHERE NOT EXISTS "
+        f"(SELECT 1 FROM chunks c WHERE c.session = s.id) {clause} ORDER BY s.id",
         parameters,
     ).fetchall()
     emptied: dict[str, int] = {}
@@ -316,7 +319,8 @@ def _pieces(
         # order of chunk ids the query can stop early. The join leaves out the remaining chunks of
         # deleted sessions.
         "SELECT c.id, c.session, c.first, c.last, c.epoch, c.at, c.crc, "
-        f"{_BLOB}, s.first, s.seq, {_HAS_NEIGHBOURS} FROM chunks c CROSS JOIN sessions s ON s.id = +c.session "
+        f"{_BLOB}, s.first, s.seq, {_HAS_NEIGHBOURS} "
+        "FROM chunks c CROSS JOIN sessions s ON s.id = +c.session "
         f"WHERE c.id > ? {clause} ORDER BY c.id",
         parameters,
     )

@@ -37,7 +37,10 @@ SUFFIX = "-restore-"
 
 # The file never survives a crash, so it needs neither a journal nor syncs.
 _CARELESS = ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF")
-_TABLE = "CREATE TABLE chunks (first INTEGER, last INTEGER, epoch INTEGER, at REAL, crc INTEGER, blob BLOB)"
+_TABLE = (
+    "CREATE TABLE chunks "
+    "(first INTEGER, last INTEGER, epoch INTEGER, at REAL, crc INTEGER, blob BLOB)"
+)
 
 log = logging.getLogger("banksman")
 

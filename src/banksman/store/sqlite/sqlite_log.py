@@ -137,7 +137,10 @@ class SqliteLog:
         self._turns = TurnIndexes(self.read)
 
     def __repr__(self) -> str:
-        return f"<SqliteLog {self.path!r} {self._phase.name} owned={len(self._owned)} waiting={len(self._waiting)}>"
+        return (
+            f"<SqliteLog {self.path!r} {self._phase.name} "
+            f"owned={len(self._owned)} waiting={len(self._waiting)}>"
+        )
 
     # -- owning -----------------------------------------------------------------------------------
     async def claim(

@@ -195,8 +195,8 @@ def _owners(
     connection: sqlite3.Connection, path: str
 ) -> tuple[tuple[int, ...], tuple[UnsettledSession, ...]]:
     rows = connection.execute(
-        "SELECT s.id, s.name, h.id, h.boot, h.pid, h.started FROM sessions s JOIN hosts h ON h.id = s.owner "
-        "ORDER BY s.number"
+        "SELECT s.id, s.name, h.id, h.boot, h.pid, h.started "
+        "FROM sessions s JOIN hosts h ON h.id = s.owner ORDER BY s.number"
     ).fetchall()
     processes = {host: HostProcess(boot, pid, started) for _, _, host, boot, pid, started in rows}
     alive = _alive(path, processes)

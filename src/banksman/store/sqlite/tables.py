@@ -177,7 +177,8 @@ def version_of(connection: sqlite3.Connection, path: str) -> int:
         )
     if version > SCHEMA:
         raise StoreTooNew(
-            f"the store {path} was written by a newer Banksman (schema {version}, this one knows {SCHEMA})",
+            f"the store {path} was written by a newer Banksman "
+            f"(schema {version}, this one knows {SCHEMA})",
             hint="use that Banksman, or another store; nothing was changed",
             path=path,
             schema=version,

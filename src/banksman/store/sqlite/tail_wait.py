@@ -30,12 +30,14 @@ from banksman.store.sqlite.sqlite_errors import translate
 # to its end, so that it keeps no read mark in the log.
 
 _KNOWN = (
-    "SELECT s.id, s.name, s.agent, s.epoch, s.seq, s.first, s.created, s.changed, s.owner, h.address, "
-    "h.boot, h.pid, h.started FROM sessions s LEFT JOIN hosts h ON h.id = s.owner"
+    "SELECT s.id, s.name, s.agent, s.epoch, s.seq, s.first, s.created, s.changed, s.owner, "
+    "h.address, h.boot, h.pid, h.started "
+    "FROM sessions s LEFT JOIN hosts h ON h.id = s.owner"
 )
 _OWNED = (
     "SELECT s.count, s.owner, h.address, h.boot, h.pid, h.started FROM "
-    "(SELECT owner, count(*) AS count FROM sessions GROUP BY owner) s LEFT JOIN hosts h ON h.id = s.owner"
+    "(SELECT owner, count(*) AS count FROM sessions GROUP BY owner) s "
+    "LEFT JOIN hosts h ON h.id = s.owner"
 )
 
 # Poll interval for the commits of other hosts.
@@ -79,8 +81,8 @@ class Lookup:
     def heads_after(self, chunk: int) -> list[tuple[str, int]]:
         """Return the sessions that have chunks after this one, each with its last seq."""
         return self._rows(
-            "SELECT session, max(last) FROM chunks WHERE id > ? AND +session IN (SELECT id FROM sessions) "
-            "GROUP BY +session",
+            "SELECT session, max(last) FROM chunks "
+            "WHERE id > ? AND +session IN (SELECT id FROM sessions) GROUP BY +session",
             chunk,
         )
 
@@ -99,7 +101,8 @@ class Lookup:
         alive: dict[int, bool] = {}
         # SQLite treats a negative limit as no limit.
         rows = self._rows(
-            f"{_KNOWN} WHERE ? OR s.number > (SELECT number FROM sessions WHERE id = ?) ORDER BY s.number LIMIT ?",
+            f"{_KNOWN} WHERE ? OR s.number > "
+            "(SELECT number FROM sessions WHERE id = ?) ORDER BY s.number LIMIT ?",
             *(after is None, after, -1 if limit is None else limit),
         )
         return [self._known(row, host, alive) for row in rows]

@@ -25,7 +25,8 @@ PIECE_BYTES_MAX = 4 << 20
 # event of a known turn, which changes nothing.
 _KEEP = """
 INSERT INTO turns (session, turn, first, last) SELECT number, ?, ?, ? FROM sessions WHERE id = ?
-ON CONFLICT (session, turn) DO UPDATE SET first = min(first, excluded.first), last = coalesce(excluded.last, last)
+ON CONFLICT (session, turn) DO UPDATE
+SET first = min(first, excluded.first), last = coalesce(excluded.last, last)
 WHERE excluded.last IS NOT NULL OR excluded.first < first
 """
 
@@ -70,7 +71,8 @@ def complete_some(work: WriterContext, session: str) -> None:
     marks: list[Mark] = []
     size = 0
     cursor = work.execute(
-        "SELECT first, last, epoch, crc, CAST(blob AS BLOB) FROM chunks WHERE session = ? AND last > ? ORDER BY last",
+        "SELECT first, last, epoch, crc, CAST(blob AS BLOB) FROM chunks "
+        " WHERE session = ? AND last > ? ORDER BY last",
         (session, indexed),
     )
     try:
@@ -91,7 +93,8 @@ def complete_some(work: WriterContext, session: str) -> None:
 def remove_before(work: WriterContext, session: str, last: int) -> None:
     """Remove the turns that ended at or before `last`, the end of the removed events."""
     work.execute(
-        "DELETE FROM turns WHERE session = (SELECT number FROM sessions WHERE id = ?) AND last <= ?",
+        "DELETE FROM turns "
+        "WHERE session = (SELECT number FROM sessions WHERE id = ?) AND last <= ?",
         (session, last),
     )
 
@@ -99,7 +102,8 @@ def remove_before(work: WriterContext, session: str, last: int) -> None:
 def remove_some(work: WriterContext, number: int, limit: int) -> bool:
     """Remove some turns of a deleted session. Return whether more may remain."""
     removed = work.execute(
-        "DELETE FROM turns WHERE session = ? AND turn IN (SELECT turn FROM turns WHERE session = ? LIMIT ?)",
+        "DELETE FROM turns WHERE session = ? AND turn IN "
+        "(SELECT turn FROM turns WHERE session = ? LIMIT ?)",
         (number, number, limit),
     ).rowcount
     return removed == limit

@@ -157,9 +157,11 @@ def check_file(path: str) -> None:
     try:
         if _size(f"{path}-wal") and not (size := _size(path)):
             raise StoreDamaged(
-                f"the store {path} is {'missing' if size is None else 'empty'}, and its write-ahead log {path}-wal is "
-                "not: the commits in the log belong to a file that is gone",
-                hint=f"restore {path}, keeping {path}-wal beside it; or move {path}-wal and {path}-shm aside to begin "
+                f"the store {path} is {'missing' if size is None else 'empty'}, "
+                f"and its write-ahead log {path}-wal is not: "
+                "the commits in the log belong to a file that is gone",
+                hint=f"restore {path}, keeping {path}-wal beside it; "
+                f"or move {path}-wal and {path}-shm aside to begin "
                 "with an empty store",
                 path=path,
             )
@@ -223,7 +225,10 @@ def _damaged(
     path: str, index: _Index, found: _Found | Literal["missing", "another"]
 ) -> StoreDamaged:
     whole, commit = (found.frames, found.commit) if isinstance(found, _Found) else (0, 0)
-    before = f"with no program using the store, copy {path}, {path}-wal and {path}-shm to a safe place; then "
+    before = (
+        "with no program using the store, "
+        f"copy {path}, {path}-wal and {path}-shm to a safe place; then "
+    )
     # A checkpoint copies the newest version of each page. So a partly checkpointed store has pages
     # from several moments. It is consistent only together with every frame up to `begun`, and then
     # at any commit from there on.
@@ -235,7 +240,8 @@ def _damaged(
     else:
         hint = "restore a backup: the store's file is consistent only with the lost frames"
     return StoreDamaged(
-        f"the write-ahead log {path}-wal has lost its end: {index.frames} frames were committed, {whole} are whole",
+        f"the write-ahead log {path}-wal has lost its end: "
+        f"{index.frames} frames were committed, {whole} are whole",
         hint=hint,
         path=path,
         frames=index.frames,

@@ -304,7 +304,8 @@ class StoreThreads:
             # host lock is dropped, so the check does not count this host as alive.
             is_last = not self.look.has_live_hosts()
         except StoreError:
-            is_last = False  # Unknown. Another host that closes the store later can do the last host's work.
+            # Unknown. Another host that closes the store later can do the last host's work.
+            is_last = False
         self.look.close()
         self._opening.close(is_last=is_last)
 

@@ -266,7 +266,8 @@ def request(turn: FakeAcpTurn, step: ScriptStep) -> Act:
     """Send the client a request with any METHOD, and say the answer."""
     answer = yield from turn.ask(step.word(0), json.loads(step.word(1, "{}")))
     turn.say(
-        f"answered {json.dumps(answer.get('result') if 'result' in answer else answer['error']['message'])}"
+        "answered "
+        f"{json.dumps(answer.get('result') if 'result' in answer else answer['error']['message'])}"
     )
 
 

@@ -50,7 +50,10 @@ if TYPE_CHECKING:
 # A turn passes each point just after the event it names: a frame was written, or a request was read
 # and not yet answered.
 POINTS = {
-    "start": "the process has started and has read nothing; the only point of a process's step that names none",
+    "start": (
+        "the process has started and has read nothing; "
+        "the only point of a process's step that names none"
+    ),
     "initialize": "initialize was read",
     "read": "the prompt was read, before it is `queued`",
     "queued": "the prompt was `queued`, before it is `started`",
@@ -58,7 +61,10 @@ POINTS = {
     "init": "init was written",
     "result": "the first result of the turn was written, before `completed`",
     "completed": "the turn is over but for this",
-    "idle": "initialize was answered or a turn is over; what is done here does not keep the next turn waiting",
+    "idle": (
+        "initialize was answered or a turn is over; "
+        "what is done here does not keep the next turn waiting"
+    ),
     "interrupt": "an interrupt was read, before its ack",
     "acked": "an interrupt was acked, before the boundary",
     "eof": "stdin came to its end",

@@ -315,7 +315,11 @@ def junk(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     lines = {
         "text": b"Info: this is not for you\n",
         "blank": b"\n  \n\r\n",
-        "unknown": b'{"type":"keep_alive"}\n{"type":"from_the_future","result":"no","is_error":false}\n{"no":"type"}\n',
+        "unknown": (
+            b'{"type":"keep_alive"}\n'
+            b'{"type":"from_the_future","result":"no","is_error":false}\n'
+            b'{"no":"type"}\n'
+        ),
         "not_utf8": b"\xff\xfe\x80 neither text nor JSON\n",
         "not_object": b'[1,2]\n42\nnull\n"text"\n',
     }

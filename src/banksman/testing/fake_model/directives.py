@@ -163,7 +163,8 @@ def _directive(line: str) -> Directive:
     reader = _READERS.get(word)
     if reader is None:
         raise BadDirective(
-            f"{line!r}: there is no directive {MARK}{word}; there are {', '.join([*_READERS, 'next'])}"
+            f"{line!r}: there is no directive {MARK}{word}; "
+            f"there are {', '.join([*_READERS, 'next'])}"
         )
     try:
         return reader(line, rest)
@@ -268,7 +269,8 @@ def _fields(rest: str, least: int, most: int) -> Sequence[str | None]:
     fields = rest.split(maxsplit=most - 1)  # -1, where no field is allowed, means no limit.
     if not least <= len(fields) <= most:
         raise ValueError(
-            f"it takes {least if least == most else f'{least} to {most}'} arguments, not {len(fields)}"
+            f"it takes {least if least == most else f'{least} to {most}'} arguments, "
+            f"not {len(fields)}"
         )
     return [*fields, *[None] * (most - len(fields))]
 

@@ -49,7 +49,10 @@ class ModelRequest:
         self._over = threading.Event()
 
     def __repr__(self) -> str:
-        return f"<Request {self.number} {self.method} {self.path} play={self.play} {self.outcome or 'running'}>"
+        return (
+            f"<ModelRequest {self.number} {self.method} "
+            f"{self.path} play={self.play} {self.outcome or 'running'}>"
+        )
 
     @property
     def outcome(self) -> str | None:
@@ -147,7 +150,8 @@ class RequestRecords:
                     or "  none"
                 )
                 raise TimeoutError(
-                    f"request {play} that plays a script did not come in {timeout:g} s; seen:\n{seen}"
+                    f"request {play} that plays a script did not come in {timeout:g} s; seen:\n"
+                    f"{seen}"
                 )
             for request in self._requests:
                 if request.play == play:

@@ -44,7 +44,7 @@ class Acp(StatelessDialect):
         self.quirks = quirks
 
     def __repr__(self) -> str:
-        return "<ACP dialect>"
+        return "<Acp dialect>"
 
     def begin(self, setup: Setup) -> ProtocolState:
         return AcpProtocolState(setup, self.quirks)

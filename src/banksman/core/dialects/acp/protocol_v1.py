@@ -307,7 +307,8 @@ def not_offered(agent: AcpAgentInfo, name: str, wish: str, choice: OfferedChoice
     known = [value for value, _ in choice.values]
     more = "" if len(known) <= SHOWN_MAX else f" and {len(known) - SHOWN_MAX} more"
     return shown(
-        f"{agent.name} has no {what} {wish!r:.60}: choose among {', '.join(known[:SHOWN_MAX])}{more}"
+        f"{agent.name} has no {what} {wish!r:.60}: "
+        f"choose among {', '.join(known[:SHOWN_MAX])}{more}"
     )
 
 

@@ -246,7 +246,9 @@ def ruling(asked: Requested, verdict: Verdict | None) -> bytes:
     decided = {
         "hookEventName": "PreToolUse",
         "permissionDecision": verdict.value,
-        "permissionDecisionReason": f"a rule of this session says {verdict.value!r} for {asked.tool}",
+        "permissionDecisionReason": (
+            f"a rule of this session says {verdict.value!r} for {asked.tool}"
+        ),
     }
     return control_response(asked.request, {"hookSpecificOutput": decided})
 

@@ -86,8 +86,9 @@ SessionPhase = Annotated[
     one_of(
         "SessionPhase",
         PHASES,
-        "What a session is doing, in detail. `fenced`: another writer has claimed it. `left`: this host has handed it "
-        "over. `elsewhere`: another live host has it. `lost`: its host died. `asleep`: no host has it.",
+        "What a session is doing, in detail. "
+        "`fenced`: another writer has claimed it. `left`: this host has handed it over. "
+        "`elsewhere`: another live host has it. `lost`: its host died. `asleep`: no host has it.",
     ),
 ]
 SessionState = Annotated[
@@ -95,8 +96,9 @@ SessionState = Annotated[
     one_of(
         "SessionState",
         STATES,
-        "The phase in one word. `asks`: a question waits for an answer. `wedged`: it is stuck, or seems to be. "
-        "`queued`: asks wait and none runs. `gone`: no host has it. `unreachable`: its host is silent. "
+        "The phase in one word. `asks`: a question waits for an answer. "
+        "`wedged`: it is stuck, or seems to be. `queued`: asks wait and none runs. "
+        "`gone`: no host has it. `unreachable`: its host is silent. "
         "`not movable`: its host died and no other host can take it over.",
     ),
 ]
@@ -106,9 +108,11 @@ OutcomeKind = Annotated[
     one_of(
         "OutcomeKind",
         OUTCOME_KINDS,
-        "How a turn ended. `done`: the agent finished it. `interrupted`: a client stopped it. `preempted`: a more "
-        "urgent ask stopped it. `withdrawn`: it ended in the queue. `failed`: the agent or the log failed. `refused`: "
-        "Banksman declined it before it was sent. `unknown`: the host died while it was open.",
+        "How a turn ended. `done`: the agent finished it. "
+        "`interrupted`: a client stopped it. `preempted`: a more urgent ask stopped it. "
+        "`withdrawn`: it ended in the queue. `failed`: the agent or the log failed. "
+        "`refused`: Banksman declined it before it was sent. "
+        "`unknown`: the host died while it was open.",
     ),
 ]
 EndedBy = Annotated[
@@ -116,8 +120,9 @@ EndedBy = Annotated[
     one_of(
         "EndedBy",
         ENDED_BY,
-        "What ended a turn. `boundary`: the agent said that it was over. `ladder`: its process was stopped. `exit`: "
-        "its process exited. `withdrawn`: it was still queued. `already_over`: it had ended before.",
+        "What ended a turn. `boundary`: the agent said that it was over. "
+        "`ladder`: its process was stopped. `exit`: its process exited. "
+        "`withdrawn`: it was still queued. `already_over`: it had ended before.",
     ),
 ]
 InterruptCause = Annotated[
@@ -128,8 +133,8 @@ ClockName = Annotated[
     one_of(
         "ClockName",
         CLOCK_NAMES,
-        "A watchdog. `start`: the handshake. `bytes`: no output. `progress`: no meaningful frame. `tool`: a tool runs. "
-        "`human`: a question waits. `overall`: the whole turn.",
+        "A watchdog. `start`: the handshake. `bytes`: no output. `progress`: no meaningful frame. "
+        "`tool`: a tool runs. `human`: a question waits. `overall`: the whole turn.",
     ),
 ]
 PriorityName = Annotated[
@@ -141,8 +146,9 @@ OnBusy = Annotated[
     one_of(
         "OnBusy",
         ON_BUSY,
-        "What happens if the session is busy. `enqueue`: wait. `reject`: fail with 409. `interrupt`: stop the turn "
-        "that runs. `steer`: add the prompt to the turn that runs. `collect`: join other asks that wait.",
+        "What happens if the session is busy. "
+        "`enqueue`: wait. `reject`: fail with 409. `interrupt`: stop the turn that runs. "
+        "`steer`: add the prompt to the turn that runs. `collect`: join other asks that wait.",
     ),
 ]
 OnPreempt = Annotated[
@@ -150,7 +156,8 @@ OnPreempt = Annotated[
     one_of(
         "OnPreempt",
         ON_PREEMPT,
-        "What happens if a more urgent ask stops this turn. `end`: it ends as `preempted`. `requeue`: it waits again.",
+        "What happens if a more urgent ask stops this turn. "
+        "`end`: it ends as `preempted`. `requeue`: it waits again.",
     ),
 ]
 Ruling = Annotated[str, one_of("Ruling", RULINGS, "Decision of a rule about a tool.")]
@@ -181,7 +188,8 @@ GivenAnswer = Annotated[
     one_of(
         "GivenAnswer",
         ("allow", "deny", "cancelled", "withdrawn"),
-        "The answer to a question. `cancelled`: its turn was stopped. `withdrawn`: it no longer needs an answer.",
+        "The answer to a question. `cancelled`: its turn was stopped. "
+        "`withdrawn`: it no longer needs an answer.",
     ),
 ]
 Remember = Annotated[str, one_of("Remember", PLACES, "Where the agent remembers an answer.")]
@@ -259,7 +267,9 @@ SessionUpdate = Annotated[
             "properties": {
                 "sessionUpdate": {
                     "type": "string",
-                    "description": "Kind of update, such as `agent_message_chunk`, `tool_call` or `plan`.",
+                    "description": (
+                        "Kind of update, such as `agent_message_chunk`, `tool_call` or `plan`."
+                    ),
                 },
             },
             "additionalProperties": True,
