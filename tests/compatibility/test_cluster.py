@@ -16,7 +16,7 @@ from tests.compatibility.written import Written, doctor, ends, events_of, outcom
 
 from banksman import Host, NotFound
 from banksman.cluster import nats
-from banksman.cluster.host import takeover
+from banksman.cluster.host import session_offers
 from banksman.testing import checks
 from banksman.testing.nats_servers import Servers
 
@@ -84,7 +84,7 @@ async def test_new_host_takes_over_from_the_killed_one(
 ) -> None:
     # No host was alive to notice the death. A new host looks for the sessions of the dead host, and here it looks
     # immediately.
-    monkeypatch.setattr(takeover, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
+    monkeypatch.setattr(session_offers, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
     url = store(servers, written.folder / "journals")
     (carried,) = (row["session"] for row in written.rows("session") if row["name"] == "carried")
     opened, queued = (written.turn(carried, key) for key in ("key-open", "key-queued"))

@@ -100,6 +100,22 @@ class PendingPages:
                 page.set_exception(Unanswered(f"cannot read the stream: status {status}"))
 
 
+def publish_headers(
+    expected: int | None, more: Mapping[str, str] | None, id: str | None = None
+) -> dict[str, str]:
+    """Return the headers of a publish.
+
+    `expected`: the sequence of the last message under the subject, as the publisher knows it; the
+    servers compare it. None: they compare nothing.
+    """
+    headers = dict(more or {})
+    if expected is not None:
+        headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
+    if id is not None:
+        headers[ID] = id
+    return headers
+
+
 def stored(message: dict[str, Any]) -> StreamMessage:
     """Decode a message as MSG.GET returns it: in base64, with its headers as they were sent."""
     headers: dict[str, str] = {}

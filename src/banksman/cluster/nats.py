@@ -37,13 +37,13 @@ from nats.aio.subscription import Subscription
 from nats.js.object_store import ObjectStore
 
 from banksman.cluster.jetstream import (
-    ID,
     SEQUENCE,
     BatchMessage,
     PendingPages,
     StreamMessage,
     Unheard,
     decoded,
+    publish_headers,
     refusal,
     seq_of,
     stored,
@@ -77,59 +77,6 @@ class NatsSubscription:
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
-
-    async def stop(self) -> None:
-        with suppress(nats.errors.Error):
-            await self._subscription.unsubscribe()
-
-
-class QueuedMessage:
-    """A message pulled from a work queue: to be acked, or returned for delivery to any host."""
-
-    def __init__(self, message: Msg) -> None:
-        self._message = message
-        self.data = message.data
-
-    @property
-    def deliveries(self) -> int:
-        return self._message.metadata.num_delivered
-
-    async def done(self) -> None:
-        """Ack the message: it leaves the queue."""
-        with suppress(nats.errors.Error):
-            await self._message.ack()
-
-    async def again(self, seconds: float) -> None:
-        """Return the message: the server delivers it again after `seconds`."""
-        with suppress(nats.errors.Error):
-            await self._message.nak(delay=seconds)
-
-    async def working(self) -> None:
-        """Extend the ack deadline."""
-        with suppress(nats.errors.Error):
-            await self._message.in_progress()
-
-
-class PullConsumer:
-    """Send pull requests to work queues, until it is stopped."""
-
-    def __init__(self, nats: Nats, inbox: str, subscription: Subscription) -> None:
-        self._nats = nats
-        self._inbox = inbox
-        self._subscription = subscription
-
-    async def ask(self, stream: str, consumer: str, *, seconds: float) -> None:
-        """Request the next job of a queue.
-
-        The answer arrives under the consumer's name. It is a job, or None if there was no job in
-        time or the queue could not be asked. It may also never arrive.
-        """
-        body = json.dumps({"batch": 1, "expires": int(seconds * 1e9)}).encode()
-        await self._nats.tell(
-            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}",
-            body,
-            reply=f"{self._inbox}.{consumer}",
-        )
 
     async def stop(self) -> None:
         with suppress(nats.errors.Error):
@@ -251,7 +198,7 @@ class Nats:
         Raises `WrongLastSequence` or `Unanswered`. `id`: the servers deduplicate repeated publishes
         of an id for some minutes, so that the message is stored once.
         """
-        return await self._publish(subject, data, _headers(expected, headers, id), timeout)
+        return await self._publish(subject, data, publish_headers(expected, headers, id), timeout)
 
     async def publish_all(
         self, writes: Sequence[BatchMessage], *, timeout: float | None = None
@@ -264,7 +211,7 @@ class Nats:
             )
         batch = uuid.uuid4().hex
         for number, write in enumerate(writes, 1):
-            headers = _headers(write.expected, write.headers)
+            headers = publish_headers(write.expected, write.headers)
             headers |= {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
             if number == len(writes):
                 # The servers answer only the commit. It fails if they refused any message of the
@@ -365,23 +312,6 @@ class Nats:
     ) -> dict[str, Any]:
         """Call the JetStream API and return its answer, which may be an error."""
         return decoded(await self._request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout))
-
-    async def pulls(self, on_answer: Callable[[str, QueuedMessage | None], None]) -> PullConsumer:
-        """Open a subscription for the answers to pull requests.
-
-        One subscription serves all requests and stays open. A request that is not wanted may
-        already be answered, and without a subscriber its job would wait for the ack timeout.
-        """
-        inbox = self._client.new_inbox()
-
-        async def heard(message: Msg) -> None:
-            if "Status" in (message.headers or {}):
-                on_answer(message.subject.rpartition(".")[2], None)
-            else:
-                # The message arrives under its stored subject, so its metadata names the consumer.
-                on_answer(message.metadata.consumer, QueuedMessage(message))
-
-        return PullConsumer(self, inbox, await self._subscribe(f"{inbox}.*", heard))
 
     # -- blobs ------------------------------------------------------------------------------------
     async def _bucket(self, name: str) -> ObjectStore:
@@ -529,17 +459,6 @@ async def _uncut(request: Awaitable[Msg]) -> Msg:
     if task.cancelling() > cancels:
         raise asyncio.CancelledError
     return message
-
-
-def _headers(
-    expected: int | None, more: Mapping[str, str] | None, id: str | None = None
-) -> dict[str, str]:
-    headers = dict(more or {})
-    if expected is not None:
-        headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
-    if id is not None:
-        headers[ID] = id
-    return headers
 
 
 def _is_refusal(exc: BaseException) -> bool:

@@ -57,6 +57,8 @@ async def load(store: Log, session: str, config: Config) -> SessionHistory:
 
     Changes nothing and needs no claim.
     """
+    # The snapshot is read first. Events that are appended meanwhile follow it, and the loop below
+    # reads them.
     snapshot = await store.snapshot(session)
     past = pasts.beginning(config)
     if snapshot is not None:
@@ -119,7 +121,10 @@ async def take_over(
     append. `brings`: fetches the files that the session needs here and returns the entries that
     record it.
     """
+    # The caller holds the claim, so this log is final: the former owner is fenced off.
     past = await load(store, session, config)
+    # The lease comes before the files and before the processes. Two sessions can have one
+    # conversation (a fork, a resume), and only the holder may change what belongs to it.
     await _lease(store, session, epoch, config, resumes or past.session.conversation)
     brought = () if brings is None else await brings(past)
     return await _settle(store, session, epoch, past, [*then(past), *brought])
@@ -131,6 +136,7 @@ async def claim(store: Log, session: str) -> int:
     A cancelled call leaves nothing claimed. A host that only settles the session owns it for a
     moment and cannot serve requests for it. So the claim is retried a few times.
     """
+    # The last attempt is outside of the loop, so that its error reaches the caller.
     for _ in range(CLAIM_ATTEMPTS_MAX - 1):
         with suppress(NotOwner):
             return await _claim(store, session, None, None)
@@ -144,6 +150,9 @@ async def create(store: Log, session: str, name: str | None, agent: str) -> int:
     `UsageError`: the session already has events, and the claim is released. Another host may have
     created it without this host knowing.
     """
+    # A claim creates a missing session and takes an existing one without a live owner. Only the
+    # events tell the two apart. The check comes after the claim: before it another host could
+    # still append.
     epoch = await _claim(store, session, name, agent)
     if store.head(session).seq:
         store.release(session, epoch)
@@ -163,6 +172,7 @@ async def _claim(store: Log, session: str, name: str | None, agent: str | None) 
         while not claiming.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((claiming,))
+        assert claiming.done()
         if not claiming.cancelled() and claiming.exception() is None:
             # An empty session that this call created is deleted. Any other session is only
             # released.
@@ -186,8 +196,10 @@ async def clean_up(store: Log, known: KnownSession) -> None:
     past = await load_known(store, known)
     if past.process is not None:
         await orphans.wait(past.process.parts)
+    # The wait may have taken seconds, and another host may have settled the session meanwhile.
     if not is_left_alone(store, known):
         return
+    # The check above only saves work. The claim decides: it refuses a session with a live owner.
     try:
         epoch = await _claim(store, known.id, None, None)
     except NotOwner:
@@ -196,11 +208,13 @@ async def clean_up(store: Log, known: KnownSession) -> None:
         # Loaded again after the claim. Only now is the log final.
         await _settle(store, known.id, epoch, await load_known(store, known), ())
     finally:
+        # Also after an error: a claim that stays would keep every other host from the session.
         store.release(known.id, epoch)
 
 
 def is_left_alone(store: Log, known: KnownSession) -> bool:
     """Return whether the session has not been claimed since it was listed and its owner is dead."""
+    # An equal epoch proves that no host has claimed the session: every claim raises it.
     now = store.find(known.id)
     return (
         now is not None
@@ -215,15 +229,26 @@ async def _settle(
 ) -> SessionHistory:
     # The processes must be gone before their turns become UNKNOWN. A process that still runs could
     # finish a turn.
+    # `orphans.end` raises if a process cannot be ended. Then nothing is appended, the turns stay
+    # open, and a later attempt settles them.
+    assert epoch > 0, "only the holder of a claim settles"
     swept = [] if past.process is None else await orphans.end(past.process.parts)
+    # One commit for the settlement and for the entries of the new owner. A crash leaves both or
+    # none, so a turn gets one end, and no owner starts behind an unsettled turn.
+    head = past.session.head
     entries = [*settle(past, swept=swept), *then]
     if entries:
-        await append(store, session, epoch, past.session.head, entries)
+        await append(store, session, epoch, head, entries)
         past = pasts.fold(past, entries)
+    # The history describes the log up to its end. The driver appends behind this seq.
+    assert past.session.head == head + len(entries)
     return past
 
 
 async def append(store: Log, session: str, epoch: int, seq: int, entries: Sequence[Entry]) -> None:
+    # The expected seq is compared with the log. If the history was loaded from an older log, the
+    # append is refused and nothing is settled by mistake.
+    assert entries
     done, answered = _answer()
     store.append(session, epoch, seq, time.time(), entries, done)
     await answered
@@ -232,6 +257,7 @@ async def append(store: Log, session: str, epoch: int, seq: int, entries: Sequen
 async def _lease(
     store: Log, session: str, epoch: int, config: Config, conversation: str | None
 ) -> None:
+    # A session without a conversation has nothing that two agents could write to.
     if conversation is not None:
         done, answered = _answer()
         store.lease(session, epoch, lease_name(config.dialect.name, conversation), done)
@@ -306,6 +332,7 @@ class DeadHostCleanup:
 
     def begin(self) -> None:
         """Start the task once. A failed task is started again by the next call."""
+        # A cancelled task is not started again: `stop` has cancelled it, and the host closes.
         task = self._task
         if task is None or (task.done() and not task.cancelled() and task.exception() is not None):
             self._task = asyncio.get_running_loop().create_task(self._settle_all())
@@ -321,6 +348,8 @@ class DeadHostCleanup:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
+            # The store may be closed next, and the task must not use it after that.
+            assert self._task.done()
 
     async def _settle_all(self) -> None:
         dead = [
@@ -331,6 +360,8 @@ class DeadHostCleanup:
         places = asyncio.Semaphore(SETTLING_MAX)
 
         async def settle(known: KnownSession) -> None:
+            # The place first, then the lock of the session. A caller that opens the session waits
+            # for one settlement at most, and not for a place.
             async with places, self._alone(known.id):
                 await self._settle(known)
 

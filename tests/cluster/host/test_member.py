@@ -14,7 +14,7 @@ from tests.cluster.lines import SECONDS_MAX, until
 from tests.cluster.members import Here, here, store, there
 
 from banksman import Host
-from banksman.cluster.host import takeover
+from banksman.cluster.host import session_offers
 from banksman.core.session import event as kinds
 from banksman.errors import NoOwner
 from banksman.testing import checks
@@ -83,7 +83,7 @@ async def test_sessions_of_killed_host_continue_elsewhere(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The announcement of the death triggers the take-over, not the periodic scan.
-    monkeypatch.setattr(takeover, "LOOK_LEASES", 1000.0)
+    monkeypatch.setattr(session_offers, "LOOK_LEASES", 1000.0)
     url = store(nats_one, prefix)
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(here(url, "front"))

@@ -13,7 +13,7 @@ import pytest
 from tests.thorough import IS_THOROUGH, thorough
 
 from banksman.cluster import nats
-from banksman.cluster.log import ClusterLog, session_directory, session_ownership
+from banksman.cluster.log import ClusterLog, session_directory, session_record
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import parse
 from banksman.errors import Unanswered
@@ -67,7 +67,7 @@ class _OnServers:
         """
         monkeypatch.setattr(session_directory, "BEHIND_SECONDS_MAX", 0.2)
         monkeypatch.setattr(nats, "ANSWER_SECONDS_MAX", 5.0)
-        monkeypatch.setattr(session_ownership, "PATIENCE_SECONDS", 120.0)
+        monkeypatch.setattr(session_record, "PATIENCE_SECONDS", 120.0)
 
     async def opened_at(self, prefix: str, *, retained_bytes: int | None = None) -> ClusterLog:
         # Long: a busy machine must not cost a host its lease, because these tests do not test the lease.

@@ -21,14 +21,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from banksman.cluster.host.takeover import (
-    Application,
-    JobRunner,
+from banksman.cluster.host.session_offers import (
     LossAnnouncer,
     UnownedScan,
     is_to_go_on,
     offer_one,
 )
+from banksman.cluster.host.takeover import Application, JobRunner
 from banksman.cluster.host.transcript_copies import TranscriptCopies
 from banksman.cluster.interfaces import Cluster, HostReport
 from banksman.errors import BanksmanError, StoreError
@@ -92,6 +91,8 @@ class Member:
         if mirrors_transcripts:
             self._transcripts = TranscriptCopies(host.log, cluster.transcripts, host.redactor)
         self._phase = MemberPhase.NEW
+        # Groups, because `close` needs an order: first the loops, then the moves and jobs that they
+        # start, then the chores of all.
         self._chores = OwnedTasks()
         self._jobs = OwnedTasks()
         self._loops = OwnedTasks()
@@ -132,6 +133,8 @@ class Member:
     @property
     def has_room(self) -> bool:
         """True if another job may be pulled. Jobs in progress count as sessions."""
+        # A job whose session is open already counts twice for a moment. That only delays a pull. To
+        # count it too little would put more sessions on this host than it announced.
         return self._phase is MemberPhase.UP and self.used + len(self._jobs) < self._card.room
 
     def _is_up(self) -> bool:
@@ -143,12 +146,17 @@ class Member:
     async def start(self) -> None:
         """Announce the host, answer for its sessions, and start to pull."""
         assert self._phase is MemberPhase.NEW
+        # The store first: without a lease this host may not answer for any session.
         await self._host.log.ready()
         self._phase = MemberPhase.UP
         self._host.set_cluster_hooks(self)
         self._cluster.hosts.on_lost(self._on_lost)
+        # Sessions that were opened before the membership. The hooks are set already, and nothing
+        # was awaited since, so no session falls between the two.
         for session in self._here():
             self.on_open(session)
+        # Answer before the announcement: another host may send a request as soon as it sees this
+        # one.
         await self._answer_for_host()
         self._announce()
         watching = LossAnnouncer(self._host.log, self._cluster, self._is_up)
@@ -164,6 +172,8 @@ class Member:
             self._pulling = self._loops.start(self._pull())
 
     def _announce(self) -> None:
+        # The report is a hint for other hosts. It limits nothing: this host itself decides whether
+        # it pulls (`has_room`).
         self._cluster.hosts.announce(
             self._card._replace(used=self.used, is_draining=self._phase is not MemberPhase.UP)
         )
@@ -178,6 +188,8 @@ class Member:
     def on_closed(self, session: Session) -> None:
         """Stop answering for a session: it is closed, left or lost."""
         if self._phase is not MemberPhase.CLOSED:
+            # Unsubscribe in a task: this hook is called inside a step of the session and must not
+            # wait. Until then the application answers that the session is not here.
             self._heard.pop(session.id, None)
             self._chores.start(self._cluster.bus.leave(session.id))
             if self._transcripts is not None:
@@ -197,6 +209,8 @@ class Member:
 
     async def wait_heard(self, session: Session) -> None:
         """Wait until other hosts can reach the session here."""
+        # Wait for the task and do not await it. It belongs to `_chores`, and a cancelled caller
+        # must not cancel it.
         heard = self._heard.get(session.id)
         if heard is not None:
             await asyncio.wait((heard,))
@@ -223,16 +237,23 @@ class Member:
         synchronous, so no answer leaves this host after the loss.
         """
         if self._phase is not MemberPhase.CLOSED:
+            # First the answers. Another host may own a session from here on, and a caller that got
+            # an answer of this host would believe that it reached the owner.
             self._cluster.bus.fall_silent_nowait()
             self._heard.clear()
+            # Then the copies: the store does not compare their writers, so a late copy of this host
+            # would replace a newer one of the next owner.
             if self._transcripts is not None:
                 self._transcripts.stop()
+            # The host id has changed (`HostLeases`), so subscribe to the subject of the new one.
             self._chores.start(self._answer_for_host())
 
     # -- jobs -------------------------------------------------------------------------------------
     async def _pull(self) -> None:
         """Pull jobs while there is room, until cancelled."""
         while True:
+            # Clear before the check. A change between the check and the wait sets the event, so the
+            # wait returns immediately.
             self._change.clear()
             if not self.has_room or len(self._jobs) >= JOBS_MAX:
                 await self._change.wait()
@@ -252,6 +273,8 @@ class Member:
             if not self.has_room:
                 await job.again(0.0)  # A session was opened here during the pull.
                 continue
+            # Only this loop starts jobs, so their number did not grow during the pull.
+            assert len(self._jobs) < JOBS_MAX
             self._jobs.start(self._taking.take(job)).add_done_callback(lambda _: self._change.set())
 
     # -- draining ---------------------------------------------------------------------------------
@@ -265,6 +288,8 @@ class Member:
         if self._phase is MemberPhase.CLOSED:
             return
         if self._phase is not MemberPhase.DRAINING:
+            # Set the phase before the first session leaves. A draining host is no speaker and pulls
+            # no job, so it does not get back a session that it has just left.
             self._phase = MemberPhase.DRAINING
             self._announce()
         if self._draining is None:
@@ -281,10 +306,14 @@ class Member:
 
     async def _leave_all(self) -> None:
         """Stop pulling, finish the jobs in progress, and move all sessions."""
+        assert self._phase is not MemberPhase.UP
+        # Finish the jobs and do not cancel them: a job may have claimed its session already. Such a
+        # session then appears here and leaves like the others.
         if self._pulling is not None:
             self._pulling.cancel()
             await asyncio.wait((self._pulling,))
         await self._jobs.wait()
+        # Repeat: a job may have opened a session, and a session whose move failed is still here.
         while self._here() or self._moves:
             self._move_all()
             await self._moves.wait()
@@ -297,6 +326,9 @@ class Member:
 
     async def _move(self, session: Session) -> None:
         """Leave a session, then offer it."""
+        assert session.id in self._moving
+        # Offer after the leave. A taker of an earlier offer would find a live owner, and would have
+        # to return the job until the release is stored.
         try:
             await self._leave(session)
             await self._offer(session.id)
@@ -304,6 +336,8 @@ class Member:
             self._moving.discard(session.id)
 
     async def _leave(self, session: Session) -> None:
+        # Read the deadline now and not when the move was queued: a later `drain` may have set an
+        # earlier one.
         until, now = self._leave_by, asyncio.get_running_loop().time()
         try:
             await session.leave(None if until is None else max(0.0, until - now))
@@ -311,12 +345,15 @@ class Member:
             # For example, the session was lost just now. The others leave all the same, and this
             # one is offered.
             log.warning("session %s: did not leave cleanly: %s", session.id, exc)
+        # The next host restores the transcript before it starts the agent. So wait for the last
+        # copy before the session is offered.
         if self._transcripts is not None:
             await self._transcripts.wait_mirrored(session.id)
 
     async def _offer(self, session: str) -> None:
         """Offer a session that left this host, unless it is deleted or another host has it."""
         for _ in range(OFFERS_MAX):
+            # Look again before each attempt: another host may have found the session by its scan.
             known = self._host.log.find(session)
             if known is None or (
                 known.owner is not None and known.owner.is_alive and not known.owner.is_here
@@ -347,9 +384,14 @@ class Member:
         # Set the phase first: from here on the hooks ignore sessions, so `_heard` does not change
         # until the loop below has left all of them.
         self._phase = MemberPhase.CLOSED
+        # Loops first: they start moves and jobs. A cancelled job goes back to its queue, and a
+        # session that it opened stays on this host, which closes it.
         await self._loops.end()
+        assert self._draining is None or self._draining.done()
         await self._moves.end()
         await self._jobs.end()
+        # Chores are short and are not cancelled: an unsubscribe that is cut off would leave a
+        # subject that this host seems to answer.
         await self._chores.wait()
         if self._transcripts is not None:
             await self._transcripts.close()

@@ -1,19 +1,26 @@
-"""Take over sessions: find those that lost their owner, and run the jobs that this host pulled."""
+"""Take over sessions: run the jobs that this host pulled.
+
+A job is a new session, or one that lost its owner (`session_offers.py`). This host holds the job
+until it is done or returned, and reports progress now and then. Another host may have started the
+job and died, so the current state is read first. A reason that keeps *this* host from the job never
+drops it. The job is returned with a growing delay, and another host may have what this one lacks.
+
+**Two takers.** A job may be delivered twice: its first taker was slow, or was taken for dead. Both
+takers then try to claim the session. The claim selects one of them, and the other gets `NotOwner`
+before it has started a process. So no check in this file has to be exclusive. Each one only avoids
+a claim that would fence another host for nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
-import time
-from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import NamedTuple
 
-from banksman.cluster.interfaces import Cluster, Hosts, Job
-from banksman.core.session.event import SESSION_LEFT
+from banksman.cluster.host.session_offers import is_to_go_on
+from banksman.cluster.interfaces import Cluster, Job
 from banksman.core.session.session_config import Config
 from banksman.errors import (
     BanksmanError,
@@ -26,38 +33,10 @@ from banksman.errors import (
     UsageError,
 )
 from banksman.runtime.base_host import Host
-from banksman.sessions import known_agents, recovery, session_spec
-from banksman.sessions.recovery import is_unsettled
-from banksman.store.log import KnownSession, Log
-
-# Sessions of dead hosts: each is offered to the hosts that can take it.
-#
-# All hosts learn of a death at about the same time, but not all need to offer its sessions. For
-# each session, `SPEAKERS` of the live hosts make the offer. A rendezvous hash selects them, without
-# any communication. Every host repeats the search once per lease: a speaker may die before it
-# offers, and a job may be lost with its queue. `UnownedScan` searches for sessions without an owner
-# separately, so that an offer after a death never waits for that search.
+from banksman.sessions import known_agents, recovery
 
 log = logging.getLogger("banksman")
 
-SPEAKERS = 3
-# The interval of the repeated search, in leases.
-LOOK_LEASES = 1.0
-# Concurrent offers.
-OFFERS_MAX = 16
-# The retry interval of offers while the cluster does not answer.
-AGAIN_SECONDS = 1.0
-
-# A session changed recently if it changed within this time. It leaves room for clocks that differ
-# and for three searches.
-LATELY_SECONDS = 60.0
-LATELY_LEASES = 3
-# Sessions per search that did not change recently.
-LOOKS_MAX = 200
-# The longest time that an opening takes. It includes the steps on a slow cluster: the claim, the
-# fence and the conversation lease. It also includes the end of processes of the last host, and the
-# copy of a transcript.
-GRACE_SECONDS = 180.0
 # The interval of progress reports: several within the ten seconds after which a job is delivered to
 # another host.
 WORKING_SECONDS = 2.5
@@ -74,325 +53,6 @@ REFUSALS_MAX = 5
 OPEN_TRIES_MAX = 5
 # A label of a session: see `_check_workspace`.
 ANY_WORKSPACE = "workspace=any"
-
-
-class LossAnnouncer:
-    """Offer the sessions of dead hosts, while `run` runs.
-
-    `is_on`: False while this host is leaving, and makes no offers.
-    """
-
-    def __init__(self, store: Log, cluster: Cluster, is_on: Callable[[], bool]) -> None:
-        self._store = store
-        self._cluster = cluster
-        self._is_on = is_on
-        self._gone: set[str] = set()
-        self._woken = asyncio.Event()
-        cluster.hosts.on_gone(self._on_gone)
-
-    def _on_gone(self, host: str) -> None:
-        self._gone.add(host)
-        self._woken.set()
-
-    async def run(self) -> None:
-        """Offer sessions after each death, and search again once per lease, until cancelled."""
-        between = LOOK_LEASES * self._cluster.hosts.lease_seconds
-        look_at = time.monotonic() + between
-        while True:
-            seconds = AGAIN_SECONDS if self._gone else look_at - time.monotonic()
-            try:
-                async with asyncio.timeout(max(0.0, seconds)):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
-            self._woken.clear()
-            gone, self._gone = self._gone, set()
-            is_due = time.monotonic() >= look_at
-            if is_due:
-                look_at = time.monotonic() + between
-            # The dead hosts are dropped here without an offer. A leaving host is not among the
-            # speakers, so other hosts offer their sessions.
-            if not self._is_on():
-                continue
-            try:
-                speaks_for = speaker(self._cluster.hosts)
-                await self._offer(
-                    [known for known in self._lost(gone, is_due) if speaks_for(known.id)]
-                )
-            except Unreachable as exc:
-                log.debug("cannot offer the sessions of dead hosts: %s, retrying", exc)
-                # Keep the dead hosts: their deaths are not announced a second time.
-                self._gone |= gone
-            except BanksmanError as exc:
-                log.warning("cannot offer the sessions of dead hosts: %s", exc)
-            except Exception:
-                # A bug in this program with one session. No other task searches for the others.
-                log.exception("cannot offer the sessions of dead hosts")
-
-    def _lost(self, gone: set[str], is_due: bool) -> list[KnownSession]:
-        """Return the sessions of hosts in `gone`, or of all dead hosts if the search is due."""
-        dead = [
-            owner for owner, _ in self._store.owned() if owner is not None and not owner.is_alive
-        ]
-        if not dead or not (gone or is_due):
-            return []
-        lost = [
-            known
-            for known in self._store.sessions()
-            if known.owner is not None and not known.owner.is_alive
-        ]
-        return (
-            lost
-            if is_due
-            else [known for known in lost if known.owner and host_of(known.owner.address) in gone]
-        )
-
-    async def _offer(self, lost: list[KnownSession]) -> None:
-        """Offer sessions concurrently. Raises `Unreachable` after all were tried."""
-        places = asyncio.Semaphore(OFFERS_MAX)
-        failures: list[Unreachable] = []
-
-        async def offer(known: KnownSession) -> None:
-            async with places:
-                try:
-                    await offer_one(self._store, self._cluster, known)
-                except Unreachable as exc:
-                    failures.append(exc)
-                except BanksmanError as exc:
-                    # An unreadable session must not keep the others from being offered.
-                    log.warning(
-                        "session %s: its host died, cannot offer it to other hosts: %s",
-                        known.id,
-                        exc,
-                    )
-
-        async with asyncio.TaskGroup() as group:
-            for known in lost:
-                group.create_task(offer(known))
-        if failures:
-            raise failures[0]
-
-
-def speaker(hosts: Hosts) -> Callable[[str], bool]:
-    """Return a function that tells whether this host offers a session.
-
-    The choice is as of now: it uses the hosts that live at the time of this call.
-    """
-    # A host without room may not be a member at all, only a reader. A draining host makes no
-    # offers, however long its last turn takes. This host always counts itself.
-    ours = hosts.id
-    living = {ours, *(host.id for host in hosts.all() if host.room and not host.is_draining)}
-
-    def speaks_for(session: str) -> bool:
-        draw = sorted(
-            living, key=lambda host: hashlib.sha256(f"{session} {host}".encode()).digest()
-        )
-        # Every host computes the same order for the same set of hosts. Where views differ for a
-        # moment, several hosts offer, and the queue stores one job.
-        return ours in draw[:SPEAKERS]
-
-    return speaks_for
-
-
-async def is_to_go_on(store: Log, known: KnownSession) -> bool:
-    """Return whether a session without an owner has to be resumed.
-
-    It has to if it left its host, if an ask waits in it, or if it was never settled. A session that
-    was closed stays closed.
-    """
-    page = await store.read(known.id, max(0, known.seq - 1), 1)
-    has_left = bool(page.events) and page.events[-1].kind == SESSION_LEFT
-    return has_left or await is_unsettled(store, known)
-
-
-async def offer_one(store: Log, cluster: Cluster, known: KnownSession) -> None:
-    """Offer a session to the hosts that have what it needs.
-
-    If no host has that, the session is recorded as stuck. It is offered all the same, because such
-    a host may start later.
-    """
-    need = await session_spec.read(store, known)
-    await cluster.placement.resume(known.id, need, known.epoch)
-    hosts = [host for host in cluster.hosts.all() if host.room]
-    lacks = {host.name: session_spec.lacking(need, host.labels, host.agents) for host in hosts}
-    if hosts and all(lacks.values()) and cluster.records.stuck_of(known.id) is None:
-        told = "; ".join(
-            f"{name} has no {', '.join(missing)}" for name, missing in sorted(lacks.items())
-        )
-        await cluster.records.note_stuck(known.id, f"no host has what it needs: {told}")
-
-
-def host_of(address: str) -> str:
-    """Return the host id of an owner's address, `<host id>@<hostname>`."""
-    return address.partition("@")[0]
-
-
-# The periodic search, once per lease, for sessions that no death announces: sessions without an
-# owner that have to be resumed, and sessions that this host owns by their record only.
-#
-# **Left sessions.** A host offers the sessions that it leaves. It may die before it does. The job
-# may be lost with its queue, or no host may have room for hours. So each session without an owner
-# is examined once, by its speakers. The finding holds until a host claims the session, and is
-# remembered. A session that has to be resumed is offered again in every search, which costs one
-# message that is not stored if the job exists. The others cost nothing. Recently changed sessions
-# come first, and a limited number of older ones per search. So a store of many years is known after
-# an hour, and is not read in one go.
-#
-# **Stray sessions.** No host takes a session over from a live host. A session that is recorded for
-# a live host that does not have it would have no owner for as long as that host lives. Either a
-# release got no ack for as long as it was retried, or this is a bug. A claim, an opening and a
-# release in progress look the same. Therefore a session is released only after it looked so for
-# `GRACE_SECONDS` under one epoch. If that is still too early, nothing is harmed. The release waits
-# in the session's queue behind all earlier calls, and an opening in progress then fails with
-# `NotOwner`.
-
-
-class SeenSession(NamedTuple):
-    """The finding about a session without an owner, as of its epoch and seq.
-
-    `need`: the labels that it needs; None: it does not have to be resumed.
-    """
-
-    epoch: int
-    seq: int
-    need: Sequence[str] | None
-
-    def holds_for(self, known: KnownSession | None) -> bool:
-        """Return whether the session is unchanged since the finding."""
-        return known is not None and (known.epoch, known.seq) == (self.epoch, self.seq)
-
-
-class UnownedSince:
-    """Since when each stray session has been seen, and under which epoch."""
-
-    def __init__(self) -> None:
-        self._since: dict[str, tuple[int, float]] = {}
-
-    def look(
-        self, sessions: Collection[KnownSession], here: Collection[str], now: float
-    ) -> list[KnownSession]:
-        """Return the stray sessions to release. `here`: the ids of the sessions open here."""
-        ours = {
-            known.id: known for known in sessions if known.owner is not None and known.owner.is_here
-        }
-        before, self._since = self._since, {}
-        for known in ours.values():
-            if known.id not in here:
-                epoch, since = before.get(known.id, (0, now))
-                # A new epoch is a new claim, so its grace starts over.
-                self._since[known.id] = known.epoch, since if epoch == known.epoch else now
-        return [ours[id] for id, (_, since) in self._since.items() if now - since >= GRACE_SECONDS]
-
-
-class UnownedScan:
-    """Search for sessions without an owner, while `run` runs.
-
-    `here`: the ids of the sessions open here. `is_on`: False while this host is leaving, and makes
-    no offers.
-    """
-
-    def __init__(
-        self,
-        store: Log,
-        cluster: Cluster,
-        here: Callable[[], Collection[str]],
-        is_on: Callable[[], bool],
-    ) -> None:
-        self._store = store
-        self._cluster = cluster
-        self._here = here
-        self._is_on = is_on
-        self._strays = UnownedSince()
-        self._seen: dict[str, SeenSession] = {}
-        self._looked_at = ""
-
-    async def run(self) -> None:
-        """Search once per lease, until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_LEASES * self._cluster.hosts.lease_seconds)
-            try:
-                if self._is_on():
-                    await self._look()
-            except Unreachable as exc:
-                log.debug("cannot search for sessions without an owner: %s, retrying", exc)
-            except BanksmanError as exc:
-                log.warning("cannot search for sessions without an owner: %s", exc)
-            except Exception:
-                # A bug in this program. No other task searches for these sessions.
-                log.exception("cannot search for sessions without an owner")
-
-    async def _look(self) -> None:
-        """Release stray sessions, and offer the sessions without an owner."""
-        sessions = self._store.sessions()
-        for known in self._strays.look(sessions, self._here(), time.monotonic()):
-            log.warning(
-                "session %s: its record names this host as owner, but it is not open here: releasing it",
-                known.id,
-            )
-            self._store.release(known.id, known.epoch)
-        await self._offer_left({known.id: known for known in sessions if known.owner is None})
-
-    # -- sessions without an owner ----------------------------------------------------------------
-    async def _offer_left(self, free: dict[str, KnownSession]) -> None:
-        """Examine new sessions without an owner, and offer those that have to be resumed."""
-        self._seen = {id: seen for id, seen in self._seen.items() if seen.holds_for(free.get(id))}
-        speaks_for = speaker(self._cluster.hosts)
-        for known in self._next_of(
-            [known for known in free.values() if known.id not in self._seen]
-        ):
-            if speaks_for(known.id):
-                self._seen[known.id] = SeenSession(
-                    known.epoch, known.seq, await self._need_of(known)
-                )
-        for id, seen in self._seen.items():
-            if seen.need is None or not speaks_for(id):
-                continue
-            try:
-                await self._cluster.placement.resume(id, seen.need, seen.epoch)
-            except Unreachable:
-                raise
-            except BanksmanError as exc:
-                # A session that cannot be offered must not keep the others from it.
-                log.warning("session %s: has no owner, cannot offer it to other hosts: %s", id, exc)
-
-    def _next_of(self, unseen: list[KnownSession]) -> list[KnownSession]:
-        """Return the recently changed sessions, and the next `LOOKS_MAX` older ones in turns."""
-        since = time.time() - LATELY_SECONDS - LATELY_LEASES * self._cluster.hosts.lease_seconds
-        older = sorted(
-            (known for known in unseen if known.changed < since), key=lambda known: known.id
-        )
-        begin = bisect_right(older, self._looked_at, key=lambda known: known.id)
-        some = (older[begin:] + older[:begin])[:LOOKS_MAX]
-        if some:
-            self._looked_at = some[-1].id
-        return [known for known in unseen if known.changed >= since] + some
-
-    async def _need_of(self, known: KnownSession) -> Sequence[str] | None:
-        """Return the labels that a session needs; None: it does not have to be resumed.
-
-        An unreadable session is not resumed either: another host could not read it.
-        """
-        try:
-            if await is_to_go_on(self._store, known):
-                return await session_spec.read(self._store, known)
-        except Unreachable:
-            raise
-        except BanksmanError as exc:
-            log.warning(
-                "session %s: has no owner, cannot read whether asks wait in it: %s",
-                known.id,
-                exc,
-            )
-        return None
-
-
-# Execution of a pulled job: a new session, or one that lost its owner.
-#
-# This host holds the job until it is done or returned, and reports progress now and then. Another
-# host may have started the job and died, so the current state is read first. A reason that keeps
-# *this* host from the job never drops it. The job is returned with a growing delay, and another
-# host may have what this one lacks.
-
 
 Application = Callable[[bytes], Awaitable[bytes]]
 
@@ -416,10 +76,14 @@ class JobRunner:
         A cancelled call returns the job immediately. A session that it has opened stays on this
         host.
         """
+        # The reports are a task of this call, which ends it on every path. Otherwise a job that
+        # failed here would be kept from all other hosts for as long as this host lives.
         working = asyncio.get_running_loop().create_task(_say_working(job))
         try:
             await (self._open(job) if job.kind == "open" else self._resume(job))
         except asyncio.CancelledError:
+            # Without a delay: this host is closing, and another one can start immediately. If this
+            # message is lost, the queue delivers the job after its ack timeout.
             with suppress(StoreError):
                 await job.again(0.0)
             raise
@@ -434,6 +98,9 @@ class JobRunner:
     # -- new sessions -----------------------------------------------------------------------------
     async def _open(self, job: Job) -> None:
         """Open a new session, if its caller still waits."""
+        assert job.kind == "open"
+        # Ask before anything is started. A caller that has given up would never learn the id of the
+        # session, and no other code would close it.
         try:
             if not await job.is_wanted():
                 await job.done()
@@ -441,6 +108,8 @@ class JobRunner:
         except Unreachable:
             await job.again(again_seconds(job.deliveries))
             return
+        # A first delivery has no previous host, so an existing session is no leftover. The
+        # application answers that case itself.
         known = self._host.log.find(job.session)
         if job.deliveries > 1 and known is not None and known.seq:
             # The previous host of this job created the session, and died before it reported that.
@@ -465,6 +134,8 @@ class JobRunner:
         If another host wins the claim, the next delivery of the job finds that owner and drops the
         job.
         """
+        # This reads the mirror. A stale answer costs a delivery or a refused claim. It cannot give
+        # the session a second owner, because the claim asks the leader.
         known = self._host.log.find(job.session)
         if known is None:
             await job.done()  # The session was deleted.
@@ -488,13 +159,20 @@ class JobRunner:
                 # Another host had the session since, and closed it in good order.
                 await job.done()
                 return
+            # Here the session has no live owner by this host's view. A session of a live host is
+            # never taken over: its processes may still run, and two agents would write into one
+            # folder.
+            assert known.owner is None or not known.owner.is_alive
             # Check the folder before the claim: a claim that then fails would raise the epoch and
             # fence for nothing.
             await self._check_workspace(job.session)
             await self._host.take_over(job.session)
         except NotFound:
-            await job.done()
+            await job.done()  # The session was deleted since `find`.
         except (StuckTakeover, UsageError, StoreDamaged) as exc:
+            # A retry on this host gives the same error. But the session is not lost: another host
+            # may have the folder, or a version that reads the log. This clause comes first,
+            # because `StoreDamaged` is a `StoreError`.
             await self._say_stuck(job, str(exc))
         except (NotOwner, StoreError, Refused) as exc:
             # Another host was faster, which the next delivery shows. Or processes of the last host
@@ -505,6 +183,8 @@ class JobRunner:
             else:
                 await self._say_stuck(job, str(exc))
         else:
+            # Ack the job last. If this host dies before the ack, the next delivery finds a live
+            # owner under a newer epoch, or a dead one and takes the session over again.
             log.info("session %s: taken over (former_epoch=%d)", job.session, job.epoch)
             await job.done()
 
@@ -516,11 +196,16 @@ class JobRunner:
         known = self._host.log.find(session)
         if known is None:
             raise NotFound(f"there is no session {session!r}")
+        # This read needs no claim and changes nothing. Without a live owner the log does not grow,
+        # so the folder is still right when the claim follows.
         config = Config(dialect=known_agents.load_or_plain(known.agent).dialect)
         opened = (await recovery.load(self._host.log, session, config)).opened or {}
         cwd = opened.get("cwd")
+        # A folder on a network file system may block, so the check runs in a thread.
         if not isinstance(cwd, str) or await asyncio.to_thread(os.path.isdir, cwd):
             return
+        # Without that label an empty folder would be wrong: the agent would continue a conversation
+        # about files that are not there.
         if ANY_WORKSPACE not in (opened.get("labels") or ()):
             raise StuckTakeover(f"its folder {cwd} does not exist")
         try:
@@ -534,6 +219,7 @@ class JobRunner:
         # The job comes back now and then. Do not record the same reason again.
         if self._cluster.records.stuck_of(job.session) != said:
             log.warning("session %s: cannot resume it on this host: %s", job.session, why)
+            # The note is for the operator. If it cannot be written, the job still goes back.
             with suppress(BanksmanError):
                 await self._cluster.records.note_stuck(job.session, said)
         await job.again(again_seconds(job.deliveries))
@@ -541,12 +227,18 @@ class JobRunner:
 
 def again_seconds(deliveries: int) -> float:
     """Return the delay before the next delivery, after this many."""
-    return min(RETRY_SECONDS * 2 ** min(deliveries - 1, 10), RETRY_SECONDS_MAX)
+    # The exponent has a limit: the number of deliveries has none, and a float overflows.
+    seconds = min(RETRY_SECONDS * 2 ** min(deliveries - 1, 10), RETRY_SECONDS_MAX)
+    # A delay of 0 would let one job circle between hosts that cannot run it, as fast as they pull.
+    assert 0 < seconds <= RETRY_SECONDS_MAX
+    return seconds
 
 
 async def _say_working(job: Job) -> None:
     """Report progress until cancelled."""
     while True:
         await asyncio.sleep(WORKING_SECONDS)
+        # A missed report is repeated well before the ack timeout. If the cluster is away for
+        # longer, the job is delivered again, and the claim selects one of the two hosts.
         with suppress(StoreError):
             await job.working()

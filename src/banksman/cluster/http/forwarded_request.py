@@ -185,7 +185,8 @@ class _Collected:
 
     def answer(self) -> bytes:
         if self._size > ANSWER_BYTES_MAX:
-            detail = f"the response is too large to forward: {self._size} bytes, at most {ANSWER_BYTES_MAX}"
+            size = f"{self._size} bytes, at most {ANSWER_BYTES_MAX}"
+            detail = f"the response is too large to forward: {size}"
             return _problem(Problem(500, "AnswerTooLarge", detail))
         return ForwardedResponse(self._status, self._headers, b"".join(self._pieces)).encoded()
 

@@ -186,7 +186,8 @@ class HostView:
             if host.room and not session_spec.lacking(need, host.labels, host.agents)
         ]
         told = ", ".join(
-            f"{host.name} has {host.used} of {host.room} sessions{' and is draining' * host.is_draining}"
+            f"{host.name} has {host.used} of {host.room} sessions"
+            f"{' and is draining' * host.is_draining}"
             for host in fit
         )
         hint = "close a session, or start another host, then try again: the session was not opened"

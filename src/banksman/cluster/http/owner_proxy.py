@@ -271,7 +271,10 @@ class OwnerProxy:
                 # Nothing was done: the session was only offered.
                 return OwnerSilent(str(exc.args[0]))
             if (why := self._stuck(session.id)) is not None:
-                hint = "start a host that can, or open the session by its name with what is missing; nothing is lost"
+                hint = (
+                    "start a host that can, or open the session by its name with what is missing; "
+                    "nothing is lost"
+                )
                 raise Problem(
                     503, "NotMovable", f"no host can resume session {session.id}: {why}", hint=hint
                 )
@@ -309,7 +312,10 @@ class OwnerProxy:
             if not is_known:
                 return OwnerSilent("its owner does not answer")
             hint = "check the session, and send the request again if it was not done"
-            message = f"the owner of session {session} did not answer in time: whether the request was done is unknown"
+            message = (
+                f"the owner of session {session} did not answer in time: "
+                "whether the request was done is unknown"
+            )
             raise Unanswered(message, hint=hint, session=session) from exc
         except Unreachable as exc:
             return OwnerSilent(str(exc.args[0]))
@@ -326,7 +332,7 @@ class OwnerProxy:
         if known is None or (epoch == known.epoch and now < at + self.cluster.hosts.lease_seconds):
             return
         # Import it only when needed: a store on one machine does not pay for the cluster code.
-        from banksman.cluster.host.takeover import offer_one  # noqa: PLC0415
+        from banksman.cluster.host.session_offers import offer_one  # noqa: PLC0415
 
         await offer_one(self._host.log, self.cluster, known)
         while len(self._offered) >= OFFERED_MAX:
@@ -385,13 +391,17 @@ class OwnerProxy:
             owner = None if found.known is None else found.known.owner
             if host is not None:
                 known |= {"host": host.id, "pid": host.pid}
-                told += f"; its owner is {host.name}, last heartbeat {time.monotonic() - host.seen:.1f} s ago"
+                seconds = time.monotonic() - host.seen
+                told += f"; its owner is {host.name}, last heartbeat {seconds:.1f} s ago"
             elif owner is not None:
                 known |= {"host": owner.address, "pid": owner.pid}
                 told += f"; its last owner {owner.address} no longer sends heartbeats"
         return Problem(
             *(503, "Unreachable", f"cannot reach session {session}: {told}"),
-            hint=f"try again with the same Idempotency-Key; accepted requests are kept (tried for {waited:.0f} s)",
+            hint=(
+                "try again with the same Idempotency-Key; accepted requests are kept "
+                f"(tried for {waited:.0f} s)"
+            ),
             ids=known,
         )
 

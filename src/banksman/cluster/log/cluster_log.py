@@ -44,7 +44,7 @@ from banksman.cluster.log.publisher import (
 from banksman.cluster.log.session_directory import MultiReader, SessionDirectory
 from banksman.cluster.log.session_ownership import SessionOwnership
 from banksman.cluster.log.session_queues import AppendWaiters, SessionQueues, outcome
-from banksman.cluster.log.session_record import SessionRecord, SessionRecords
+from banksman.cluster.log.session_record import SessionRecord, SessionRecords, patiently
 from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
@@ -113,14 +113,14 @@ class ClusterLog:
         self.hosts = HostLeases(self._nats, names, address.lease, self._streams.ensure_anew)
         self.hosts.on_lost(self._on_lost)
         self._records = SessionRecords(self._nats, names, self._on_record)
-        self._ownership = SessionOwnership(self._nats, names, self._records, self.hosts)
+        self._ownership = SessionOwnership(self._nats, self._streams, self._records, self.hosts)
         self._reading = EventReader(self._nats, self._streams)
         self._waiting = AppendWaiters()
         self._turns = TurnIndexes(self.read)
         self._heads = StreamHeads(self._nats, names, self._records.id_of, self._on_moved)
         self._many = MultiReader(self._reading, self._records, self._heads, self._waiting)
         self._trimming = maintenance.HistoryTrim(
-            self._nats, self._ownership, self._reading, self._heads, self._records
+            self._nats, self._streams, self._reading, self._heads, self._records
         )
         self._journal = Journal(folder, self.hosts.id)
         self._journal_recovery = JournalRecovery(self._nats, self._streams, folder)
@@ -154,7 +154,8 @@ class ClusterLog:
         self._salvaging: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<ClusterLog {self._address} {self._phase.name} host={self.hosts.id} owned={self._lines.owned}>"
+        owned = self._lines.owned
+        return f"<ClusterLog {self._address} {self._phase.name} host={self.hosts.id} owned={owned}>"
 
     @property
     def cluster(self) -> ClusterLog:
@@ -182,7 +183,7 @@ class ClusterLog:
         try:
             await self._nats.connect()
             for step in (self._streams.ensure_all, self.hosts.start, self._records.start):
-                await self._ownership.patiently(step)
+                await patiently(step)
         except BaseException:
             await self.hosts.stop()
             await self._records.stop()
@@ -340,7 +341,7 @@ class ClusterLog:
         check_text(session, name, agent)
         check_no_host(session)
         restored = maintenance.HistoryRestore(
-            self._nats, self._streams, self._ownership, self._records
+            self._nats, self._streams, self._ownership, self._records, self.hosts
         )
         await restored.restore(session, name, agent, chunks, snapshot)
 
@@ -473,7 +474,7 @@ class ClusterLog:
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
         await self.ready()
         check_text(session, name)
-        await self._ownership.rename(session, name, expected)
+        await self._records.rename(session, name, expected)
 
     async def trim(self, session: str, before: int) -> int:
         await self.ready()
@@ -497,7 +498,7 @@ class ClusterLog:
     async def note_stuck(self, session: str, why: str | None) -> None:
         """Record why no host can take the session over. None or the next claim clears it."""
         await self.ready()
-        await self._ownership.update(
+        await self._records.update(
             session, lambda record: msgspec.structs.replace(record, stuck=why)
         )
 

@@ -64,6 +64,7 @@ class HostLeases:
     def __init__(
         self, nats: Nats, names: StreamNames, lease: float, ensure: Callable[[str], Awaitable[None]]
     ) -> None:
+        assert lease > 0
         self.lease_seconds = lease
         self._ensure = ensure
         self._nats = nats
@@ -84,10 +85,13 @@ class HostLeases:
         self._seen: dict[str, HostSeen] = {}
         self._gone: list[Callable[[str], None]] = []
         self._lost: list[Callable[[], None]] = []
+        # The order of the callbacks is part of the fence: `_lost` before `_guards` (`_lose`).
         self._guards: list[OwnershipListener] = []
         # Why reachable servers refused the last heartbeat; None if they did not.
         self._refusal: StoreError | None = None
-        # When the last acknowledged heartbeat was sent; None: this host has no lease.
+        # When the last acknowledged heartbeat was sent; None: this host has no lease. This is the
+        # only state of the lease. The fence and the end are computed from it, so they cannot
+        # contradict each other.
         self._held_since: float | None = None
         self._beats: asyncio.Task[None] | None = None
         self._fence: asyncio.TimerHandle | None = None
@@ -119,6 +123,8 @@ class HostLeases:
 
     @property
     def _dead_by(self) -> float:
+        # The servers end the lease at this time or later: they count from the arrival of the
+        # heartbeat. So processes that are dead by then are dead before another host may claim.
         assert self._held_since is not None
         return self._held_since + self.lease_seconds
 
@@ -131,6 +137,8 @@ class HostLeases:
     def guard(self, guard: OwnershipListener) -> None:
         """Register a listener that must end its processes before the lease ends."""
         self._guards.append(guard)
+        # A guard that is registered late must not wait for the next heartbeat: until then it would
+        # have no deadline by which its processes have to be dead.
         if self.is_held:
             guard.on_held(self._fence_at, self._dead_by)
 
@@ -138,7 +146,8 @@ class HostLeases:
         """Start the heartbeats. On return the first is acknowledged and all hosts are known."""
         self._is_closed = False  # A failed start has called `stop`.
         # The lease comes before the mirror: without a lease this host may not claim anything,
-        # whatever it knows of the others.
+        # whatever it knows of the others. `_beat` returns without a lease if the ack came too late
+        # or the id had expired. Then it is sent again.
         while self._held_since is None:
             await self._beat(ANSWER_SECONDS_MAX * 5)
         if self._beats is not None:
@@ -155,23 +164,33 @@ class HostLeases:
         self._is_closed = True
         if self._fence is not None:
             self._fence.cancel()
+        # Stop the heartbeats before the lease is ended. The next one would meet the end, and would
+        # start another lease under a new id.
         if self._beats is not None:
             self._beats.cancel()
             await asyncio.wait((self._beats,))
             self._beats = None
         await self._mirror.stop()
         if self._held_since is not None:
+            # First by this host's view, then at the servers. In the other order a caller could
+            # claim during the await, under a lease that has already ended.
             self._held_since = None
             try:
+                # No expected sequence. An unacknowledged heartbeat may be the last message, and the
+                # lease has to end behind that one too.
                 await self._nats.publish(
                     self._names.host(self._id), b"", headers={"Nats-TTL": "60s"}
                 )
             except StoreError:
                 pass  # Then the lease expires.
+        assert self._beats is None
+        # A later start is a new host. Records under the old id stay with that id, which is dead.
         self._id, self._seq = _new_id(), 0
 
     def abandon(self) -> None:
         """Stop without a word to the servers: the lease expires there."""
+        # The event loop is closed, so the fence timer cannot run. `is_held` compares with the clock
+        # and with this field, so no later call claims anything.
         self._is_closed = True
         self._held_since = None
 
@@ -188,6 +207,7 @@ class HostLeases:
         # Give up on one heartbeat early: several attempts must fit between the last ack and the
         # fence.
         patience = min(ANSWER_SECONDS_MAX, self.lease_seconds / 5)
+        assert 2 * patience < FENCE * self.lease_seconds
         told = ""
         while True:
             try:
@@ -195,6 +215,8 @@ class HostLeases:
                     await self._hurry.wait()
             except TimeoutError:
                 pass
+            # Clear the event before the heartbeat is sent. An `announce` during the send sets it
+            # again, and the next heartbeat carries the new report.
             self._hurry.clear()
             try:
                 await self._beat(patience)
@@ -242,6 +264,8 @@ class HostLeases:
         if id != self._id or time.monotonic() >= sent + FENCE * self.lease_seconds:
             # The fence time of this heartbeat has passed: the ack must not revive the lease.
             return
+        # Heartbeats are sent one after the other, so a renewal never shortens the lease.
+        assert self._held_since is None or sent >= self._held_since
         self._mirror.put(StreamMessage(subject, data, {}, seq))
         self._held_since = sent
         self._set_fence()
@@ -259,6 +283,8 @@ class HostLeases:
           expired id must never return.
         """
         last = await self._nats.last(self._names.hosts, self._names.host(id))
+        # The fence timer may have run during the await. Then this answer is about an id that this
+        # host has given up, and says nothing about the new one.
         if id != self._id:
             return
         if last is not None and last.data:
@@ -274,6 +300,8 @@ class HostLeases:
 
     def _set_fence(self) -> None:
         """Set the timer that fences this host if no heartbeat is acknowledged before it."""
+        # Cancel the timer of the previous heartbeat. Even if it ran, `_on_fence` compares with the
+        # clock and would find that the lease was renewed.
         if self._fence is not None:
             self._fence.cancel()
         seconds = max(0.0, self._fence_at - time.monotonic())
@@ -281,6 +309,8 @@ class HostLeases:
 
     def _on_fence(self) -> None:
         """Fence this host, unless its lease was renewed since the timer was set."""
+        # A closing host has released its sessions. A lease that is already lost must not be lost a
+        # second time: the guards would end the processes of the next lease.
         if self._is_closed or self._held_since is None:
             return
         if time.monotonic() < self._fence_at:
@@ -319,6 +349,9 @@ class HostLeases:
                 log.exception("host %s: callback for the lost lease failed", lost)
         for guard in self._guards:
             guard.on_lost(error, dead_by)
+        # Everything above is synchronous, so no task of this host ran between the loss and the last
+        # guard. The assert comes after the guards: a bug here must not keep them from their work.
+        assert self._id != lost
         self._hurry.set()
 
     # -- all hosts --------------------------------------------------------------------------------
@@ -343,6 +376,9 @@ class HostLeases:
         """
         if id == self._id:
             return False
+        # An empty message is the marker that expiry or `stop` leaves. It vanishes after a while, so
+        # a missing message also means a dead host. A host that has not sent its first heartbeat
+        # owns nothing: a claim needs a lease.
         last = await self._nats.last(self._names.hosts, self._names.host(id))
         return last is None or not last.data
 
@@ -354,6 +390,8 @@ class HostLeases:
         """Update the known hosts after a heartbeat, or after the end of a lease (None)."""
         id = subject.rpartition(".")[2]
         if message is None:
+            # Announce each death once. The mirror may report an end twice: by a notification and by
+            # a reload. The host is removed first, so a callback sees the hosts without it.
             if self._seen.pop(id, None) is not None:
                 for callback in self._gone:
                     callback(id)

@@ -12,6 +12,11 @@ the journal, for the operator. It is never appended behind the events of a new o
 
 One thread writes, with group commit. Only callers of an awaited method wait for the disk. A file
 belongs to the process that holds its lock.
+
+**Why no message is lost or stored twice.** A message is in the file before the first attempt to
+publish it, and leaves the file only after its result is known. In between a crash leaves it in the
+file, and recovery publishes it under the same id and the same expected sequence. If an earlier
+attempt was stored, the servers refuse the second one, because another message is last by then.
 """
 
 from __future__ import annotations
@@ -37,12 +42,12 @@ log = logging.getLogger("banksman")
 
 SCHEMA = """
 create table if not exists pending (
-    number integer primary key, subject text not null, id text not null unique, expected integer not null,
-    header text not null, body blob not null
+    number integer primary key, subject text not null, id text not null unique,
+    expected integer not null, header text not null, body blob not null
 );
 create table if not exists noted (
-    subject text not null, epoch integer not null, first integer not null, held integer not null, body blob not null,
-    primary key (subject, epoch, first)
+    subject text not null, epoch integer not null, first integer not null, held integer not null,
+    body blob not null, primary key (subject, epoch, first)
 );
 create table if not exists store (name text not null);
 """
@@ -98,16 +103,22 @@ class Journal:
         # The name is a random host id, so no other process can hold its lock.
         assert self._lock is not None, "a host id is unique"
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        # A daemon: an interpreter that exits without `close` must not wait for this thread. All
+        # answered work is committed by then.
         self._thread = threading.Thread(target=self._run, name="banksman-journal", daemon=True)
         self._thread.start()
 
     async def put(self, row: JournalRow) -> None:
         """Write a message. When this returns, the message survives the death of this process."""
+        # The thread answers through the loop of the constructor. A caller on another loop would
+        # never be woken.
+        assert asyncio.get_running_loop() is self._loop
+        assert row.expected >= 0
         answered: asyncio.Future[None] = self._loop.create_future()
 
         def answer(exc: BaseException | None) -> None:
             if answered.done():
-                return
+                return  # The caller was cancelled. The row stays until `drop` or recovery.
             if exc is None:
                 answered.set_result(None)
             else:
@@ -115,9 +126,11 @@ class Journal:
                     StoreError(f"cannot write the journal: {exc}", path=str(self.path))
                 )
 
+        # Replace a row of the same id: it is an earlier attempt of the same message.
         def insert(db: sqlite3.Connection) -> None:
             db.execute(
-                "insert or replace into pending (subject, id, expected, header, body) values (?,?,?,?,?)",
+                "insert or replace into pending (subject, id, expected, header, body) "
+                "values (?,?,?,?,?)",
                 row,
             )
 
@@ -135,6 +148,9 @@ class Journal:
 
     def note(self, noted: JournalEntry) -> None:
         """Write appends that wait behind a message in flight, without waiting for the disk."""
+        # A note is best effort. Its append has no answer yet, so no caller relies on it. If this
+        # process dies before the commit, the append is lost like any unanswered one.
+        assert noted.held > 0
         self._work.put(
             (
                 lambda db: (
@@ -146,6 +162,9 @@ class Journal:
 
     def pass_by(self, subject: str, epoch: int, last: int) -> None:
         """Delete the notes of this epoch up to the event `last`."""
+        # All work goes through one queue, so this deletion follows the notes that it is about. It
+        # cannot overtake them.
+        assert last >= 0
         self._work.put((lambda db: _pass_by(db, subject, epoch, last), None))
 
     def report_noted(self, subject: str, epoch: int) -> None:
@@ -154,11 +173,13 @@ class Journal:
 
     async def be_of(self, store: str) -> None:
         """Record which store this journal belongs to: journals of other stores share the folder."""
+        assert asyncio.get_running_loop() is self._loop
         answered: asyncio.Future[None] = self._loop.create_future()
 
         def note(db: sqlite3.Connection) -> None:
             db.execute("insert into store (name) values (?)", (store,))
 
+        # An error is ignored: recovery also tries journals whose store is unknown.
         def answer(_: BaseException | None) -> None:
             if not answered.done():
                 answered.set_result(None)
@@ -168,7 +189,9 @@ class Journal:
 
     async def rows(self) -> tuple[list[JournalRow], list[JournalEntry]]:
         """Return the messages in flight in their order, and the notes behind them."""
+        assert asyncio.get_running_loop() is self._loop
         found: asyncio.Future[None] = self._loop.create_future()
+        # The thread fills these lists before it answers, and does not touch them afterwards.
         rows: list[JournalRow] = []
         noted: list[JournalEntry] = []
 
@@ -193,6 +216,8 @@ class Journal:
     def report(self, row: JournalRow) -> None:
         """Move a message that cannot be published to a report file."""
 
+        # First the file, then the deletion. A crash in between repeats the report under the same
+        # name, and an existing report is kept.
         def move(db: sqlite3.Connection) -> None:
             try:
                 _report(self.path, row)
@@ -206,8 +231,11 @@ class Journal:
 
     async def close(self) -> None:
         """Stop the thread. An empty file is removed; the next host publishes the rest."""
+        # The end marker is last in the queue, so all earlier work is committed before the thread
+        # ends. The lock is released after that: a free lock means that the file is complete.
         self._work.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        assert not self._thread.is_alive()
 
     def abandon(self) -> None:
         """Stop the thread without waiting for it."""
@@ -219,10 +247,14 @@ class Journal:
         try:
             db = _open(self.path)
         except sqlite3.Error as exc:
+            # Without a journal no message may be published, so every `put` fails. The lock stays
+            # held until this process ends.
             self._fail_all(exc)
             return
         is_over = False
         while not is_over:
+            # Wait for one piece of work, then take all that has gathered: the longer a commit
+            # takes, the more work shares the next one.
             group: list[_Work] = []
             work = self._work.get()
             while True:
@@ -268,6 +300,7 @@ class Journal:
                 self._tell([work[1]], error)
 
     def _end(self, db: sqlite3.Connection) -> None:
+        # If in doubt, keep the file. The next host opens it and finds nothing to publish.
         try:
             is_empty = _is_empty(db)
         except sqlite3.Error:
@@ -338,6 +371,8 @@ def store_of(left: LeftJournal) -> str | None:
 def left_behind(folder: Path) -> list[LeftJournal]:
     """Lock and return the journals of dead hosts."""
     found: list[LeftJournal] = []
+    # The own journal is in this folder too. Its lock is held by another open file description of
+    # this process, so `flock` refuses it like that of any live host.
     for path in sorted(folder.glob("*.journal")):
         try:
             lock = _locked(path)
@@ -378,6 +413,7 @@ def _noted(db: sqlite3.Connection) -> list[JournalEntry]:
 
 
 def _pass_by(db: sqlite3.Connection, subject: str, epoch: int, last: int) -> None:
+    # A message holds whole appends. So a note that begins at or before `last` is stored as a whole.
     db.execute(
         "delete from noted where subject = ? and epoch = ? and first <= ?", (subject, epoch, last)
     )
@@ -434,6 +470,8 @@ def _write_report(journal: Path, name: str, events: Iterable[Event]) -> None:
             "kind": event.kind,
         }
         lines.append(json.dumps({**line, "data": event.data.decode(errors="replace")}) + "\n")
+    # "x": a report that exists is kept. It was written by an earlier attempt, which had the same
+    # events or more.
     with (
         contextlib.suppress(FileExistsError),
         open(
@@ -454,6 +492,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _remove(path: Path) -> None:
+    # The lock file goes last. While it exists and is locked, no other host opens the journal.
     for suffix in (".journal", ".journal-wal", ".journal-shm", ".lock"):
         with contextlib.suppress(OSError):
             os.unlink(path.with_suffix(suffix))

@@ -70,6 +70,11 @@ class BlockedAppends:
 
         `calls`: the calls that already wait behind it.
         """
+        # One message is in flight, and its end has stopped the notes (`pass_by`, `report`, `stop`).
+        # Notes that continued over the border of two messages could have a gap.
+        assert self._next is None
+        # Notes of an earlier epoch stay in the journal, for recovery. This object only tracks the
+        # notes that it may still have to delete.
         if epoch != self._epoch:
             self._epoch, self._noted = epoch, 0
         self._next = first
@@ -96,8 +101,12 @@ class BlockedAppends:
             )
             self._journal.note(JournalEntry(self._subject, self._epoch, first, len(entries), body))
         self._next = self._noted + 1 if is_whole else None
+        # The notes have no gap: each one begins where the append before it ends.
+        assert self._next is None or self._next == first + len(call.part.entries)
 
     def _follows(self, call: QueuedAppend, first: int) -> bool:
+        # The same rules by which the queue accepts an append when its turn comes. An append that
+        # the queue will refuse must not be noted: its caller learns that it failed.
         is_next = call.epoch == self._epoch and call.expected_seq == first - 1
         return is_next and call.error is None and bool(call.part.entries)
 
@@ -162,6 +171,8 @@ class JournalRecovery:
         Only journals of this store count. A store is identified by its name and the creation time
         of its event stream. Journals of other stores wait for a host of that store.
         """
+        # Name the own journal before the search for others. From then on a crash of this host
+        # leaves a journal that the right store recovers.
         store = await self._store()
         await journal.be_of(store)
         found = await asyncio.to_thread(left_behind, self._folder)
@@ -173,6 +184,8 @@ class JournalRecovery:
                 except (ValueError, sqlite3.Error, OSError) as exc:
                     log.warning("cannot recover %s, the journal of a dead host: %s", left.path, exc)
         finally:
+            # Close all, also those of other stores: their locks must be free for a host of that
+            # store. The lock was held during the whole recovery, so no two hosts publish one file.
             for left in found:
                 await asyncio.to_thread(left.close)
 
@@ -196,13 +209,17 @@ class JournalRecovery:
         # Messages first, then notes: the notes follow the messages.
         for row in rows:
             # The process still lives, so its callers were answered at the fence. Only what agrees
-            # with those answers may be stored.
+            # with those answers may be stored. A message that another claim has fenced off is
+            # refused here, and becomes a report. A claim of this host under its new id has the
+            # same effect.
             if await self._put_as_told(row):
                 journal.drop(row.id)
             else:
                 journal.report(row)
                 _tell(row.id)
         for group in _grouped(noted):
+            # First delete the stored notes, then report the rest. The report holds only events
+            # that are not in the cluster.
             last = await self._put_noted(group)
             journal.pass_by(group[0].subject, group[0].epoch, last)
             if last < group[-1].last:
@@ -211,7 +228,9 @@ class JournalRecovery:
 
     async def _settle(self, left: LeftJournal) -> None:
         """Publish the messages and notes of one journal of a dead host."""
+        # In the order in which they were written: a message expects the one before it.
         for row in await asyncio.to_thread(lambda: left.rows):
+            # A journal without a store may be of another prefix. Its rows stay in the file.
             if not row.subject.startswith(f"{self._names.prefix}.ev."):
                 continue
             # Store the whole message. A host that dies with a message in flight has not answered
@@ -240,6 +259,9 @@ class JournalRecovery:
         told = _without_beginnings(row)
         if told is row:
             return await self._put(row)
+        # Look before the cut part is published. If the whole message was stored without an ack, the
+        # part must not follow it. Between the look and the publish nothing changes that: the part
+        # expects the same message before it, so the servers store one of the two.
         if not await self._is_last(row) and told is not None:
             await self._put(told)
         return await self._is_last(row)
@@ -256,6 +278,8 @@ class JournalRecovery:
 
     async def _put_noted(self, noted: Sequence[JournalEntry]) -> int:
         """Store the notes of one session and epoch. Returns the last event in its place."""
+        assert noted, "a group has a note"
+        assert len({(one.subject, one.epoch) for one in noted}) == 1
         stored = noted[0].first - 1
         while waiting := [one for one in noted if one.first > stored]:
             place = await self._last_place(waiting[0].subject)
@@ -270,10 +294,13 @@ class JournalRecovery:
                 or place.last != waiting[0].first - 1
             ):
                 break
+            # The compare-and-set covers the time between the read of the place and the publish: a
+            # claim in between puts its mark there, and the notes are refused.
             row, last = _packed(waiting, place)
             if not await self._put(row):
                 break
             stored = last
+        assert stored >= noted[0].first - 1
         return stored
 
     async def _last_place(self, subject: str) -> MessagePlace | None:
@@ -291,9 +318,12 @@ class JournalRecovery:
 
     async def _put(self, row: JournalRow) -> bool:
         """Publish a message, and return whether it is stored in its place."""
+        # Retry without a limit while the cluster is away. A message that is given up here becomes a
+        # report, and only a definite refusal justifies that.
         body, headers = row.body, {message_codec.HEADER: row.header}
         while True:
             try:
+                # The blob comes first: a message that names a missing blob would be unreadable.
                 if message_codec.place(0, row.header).blob_name is not None:
                     await self._streams.ensure(self._names.blobs)
                     await self._nats.put_blob(self._names.blobs, row.id, row.body)
@@ -318,6 +348,8 @@ class JournalRecovery:
             except Unreachable:
                 await asyncio.sleep(RETRY_SECONDS)
             except StoreError:
+                # The servers refuse the message: it is too large, or the store is full. A retry
+                # would get the same answer, and the messages behind this one wait.
                 return False
 
 
@@ -333,6 +365,8 @@ def _without_beginnings(row: JournalRow) -> JournalRow | None:
 
     Returns the row itself if it has neither, and None if nothing useful is left.
     """
+    # Everything behind the first beginning goes too, also frames of the agent: they belong to a
+    # turn that did not start for its caller.
     place, body = message_codec.place(0, row.header), message_codec.decode(row.body)
     parts: list[MessagePart] = []
     for part in body.parts:
@@ -365,6 +399,9 @@ def _without_beginnings(row: JournalRow) -> JournalRow | None:
 
 def _packed(waiting: Sequence[JournalEntry], before: MessagePlace) -> tuple[JournalRow, int]:
     """Pack as many notes as fit into one message behind `before`. Returns it and its last event."""
+    # Notes do not know the sequence that they follow, only their seq. This message may follow
+    # `before` only if that one ends just in front of the first note.
+    assert before.last == waiting[0].first - 1
     first, size = waiting[0], 0
     parts: list[MessagePart] = []
     snapshot, snapshot_seq, last = None, 0, before.last
@@ -380,6 +417,8 @@ def _packed(waiting: Sequence[JournalEntry], before: MessagePlace) -> tuple[Jour
             snapshot, snapshot_seq = body.snapshot, body.snapshot_seq
         last = one.last
     data = message_codec.encode(MessageBody(parts, snapshot, snapshot_seq))
+    # The id names the place and not the attempt. So a crash of recovery and its repetition publish
+    # under one id, and the servers store it once.
     id = f"{first.subject.rpartition('.')[2]}.{first.epoch}.{first.first}.{last}.noted"
     header = message_codec.header(
         epoch=first.epoch,

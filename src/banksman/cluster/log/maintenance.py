@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -13,9 +14,15 @@ import msgspec
 from banksman.cluster.jetstream import ID, WrongLastSequence
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.event_reader import EventReader
+from banksman.cluster.log.host_leases import HostLeases
 from banksman.cluster.log.message_codec import NO_BLOB, MessageBody, MessagePart, MessagePlace
 from banksman.cluster.log.session_ownership import SessionOwnership
-from banksman.cluster.log.session_record import SessionRecord, SessionRecords
+from banksman.cluster.log.session_record import (
+    OwnerRecord,
+    SessionRecord,
+    SessionRecords,
+    patiently,
+)
 from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams, token
 from banksman.cluster.nats import Nats
@@ -70,13 +77,13 @@ class HistoryTrim:
     def __init__(
         self,
         nats: Nats,
-        ownership: SessionOwnership,
+        streams: NatsStreams,
         reading: EventReader,
         heads: StreamHeads,
         records: SessionRecords,
     ) -> None:
         self._nats = nats
-        self._ownership = ownership
+        self._streams = streams
         self._reading = reading
         self._heads = heads
         self._records = records
@@ -111,10 +118,10 @@ class HistoryTrim:
 
         # First the record, then the blobs, then the events. The events are the only list of the
         # blob names, and a reader must see the gap before the events are gone.
-        await self._ownership.update(session, forget)
+        await self._records.update(session, forget)
         border = min(dropped + 1, place.snapshot)
         await self.forget_blobs(session, border)
-        await self._ownership.purge(session, border)
+        await self._streams.purge(session, border)
 
     async def forget_blobs(self, session: str, before: int | None) -> None:
         """Delete the blobs of messages that are about to be purged; None: of all messages.
@@ -150,13 +157,19 @@ class HistoryRestore:
     """Store the history of a session that comes from another store."""
 
     def __init__(
-        self, nats: Nats, streams: NatsStreams, ownership: SessionOwnership, records: SessionRecords
+        self,
+        nats: Nats,
+        streams: NatsStreams,
+        ownership: SessionOwnership,
+        records: SessionRecords,
+        leases: HostLeases,
     ) -> None:
         self._nats = nats
         self._streams = streams
         self._names = streams.names
         self._ownership = ownership
         self._records = records
+        self._leases = leases
 
     async def restore(
         self,
@@ -167,17 +180,80 @@ class HistoryRestore:
         snapshot: Snapshot | None,
     ) -> None:
         """Restore a session. A failure deletes what was stored."""
-        record = await self._ownership.reserve(session, name, agent)
+        record = await self._reserve(session, name, agent)
         try:
-            await self._ownership.purge(session, None)
+            await self._streams.purge(session, None)
             shown = await self._fill(record, chunks, snapshot)
-            await self._ownership.show(shown, name)
+            await self._show(shown, name)
         except BaseException:
             # Clean up after a cancellation too: the hidden record names a live host, so it would
             # block the id.
             with suppress(BanksmanError):
                 await asyncio.shield(self._ownership.delete(session))
             raise
+
+    async def _reserve(self, session: str, name: str | None, agent: str) -> SessionRecord:
+        """Create a hidden record for a history that is about to be restored (`_show`).
+
+        Raises `UsageError` if a session of this id exists.
+        """
+        self._leases.check_held()
+
+        tried: SessionRecord | None = None
+
+        async def reserve() -> SessionRecord:
+            nonlocal tried
+            found = await self._records.find(session)
+            if tried is not None and found.record == tried:
+                return tried  # An earlier attempt was stored without an answer.
+            if found.record is not None and not await self._is_abandoned(found.record):
+                message = f"cannot restore session {session}: it exists already"
+                raise UsageError(message, hint="delete it, or use another id", session=session)
+            if name is not None:
+                await self._records.free_name(name, session)
+            owner = OwnerRecord(self._leases.id, os.getpid(), self._leases.address)
+            new = await self._records.new(session, None, agent, owner)
+            # Restored messages keep the epochs of their former store, so no epoch may count as too
+            # old for this session.
+            tried = msgspec.structs.replace(new, is_hidden=True, born=0)
+            await self._records.change(self._records.write(tried, found.seq))
+            return tried
+
+        return await patiently(reserve)
+
+    async def _is_abandoned(self, record: SessionRecord) -> bool:
+        """Return whether a host died while it restored this session."""
+        return (
+            record.is_hidden
+            and record.owner is not None
+            and await self._leases.is_dead(record.owner.host)
+        )
+
+    async def _show(self, record: SessionRecord, name: str | None) -> None:
+        """Make a restored session visible, with its name."""
+
+        async def show() -> None:
+            found = await self._records.find(record.id)
+            if (
+                found.record is not None
+                and not found.record.is_hidden
+                and found.record.created == record.created
+            ):
+                return  # An earlier attempt was stored without an answer.
+            if found.record is None or found.record.owner is None or not found.record.is_hidden:
+                message = f"cannot restore session {record.id}: it was deleted meanwhile"
+                raise UsageError(message, session=record.id)
+            shown = msgspec.structs.replace(record, name=name, owner=None, is_hidden=False)
+            writes = [self._records.write(shown, found.seq)]
+            if name is not None:
+                writes.append(
+                    self._records.write_name(
+                        name, record.id, await self._records.free_name(name, record.id)
+                    )
+                )
+            await self._records.change(*writes)
+
+        await patiently(show)
 
     async def _fill(
         self,

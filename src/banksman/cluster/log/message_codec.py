@@ -51,10 +51,15 @@ def record(subject: str, seq: int) -> StoreDamaged:
     prefix, _, key = subject.partition(".rec.")
     remove = f"`nats stream rmm {prefix}-records {seq}`"
     hints = {
-        "session": f"restore it from a backup of {prefix}-records, or run {remove} to forget the session",
+        "session": (
+            f"restore it from a backup of {prefix}-records, or run {remove} to forget the session"
+        ),
         "name": f"run {remove} to remove it; the name is then free",
         "lease": f"check that no process drives the conversation, then run {remove} to remove it",
-        "meta": f"publish a number above the epoch of every deleted session: `nats pub {subject} 1000000`",
+        "meta": (
+            "publish a number above the epoch of every deleted session: "
+            f"`nats pub {subject} 1000000`"
+        ),
     }
     return StoreDamaged(
         f"cannot decode the record under {subject}",

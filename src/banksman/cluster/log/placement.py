@@ -36,8 +36,9 @@ from banksman.cluster.jetstream import StreamMessage, Unheard, WrongLastSequence
 from banksman.cluster.log.message_codec import LargePayloads
 from banksman.cluster.log.placement_queues import ACK_SECONDS, PlacementQueues
 from banksman.cluster.log.streams import token
-from banksman.cluster.nats import Nats, PullConsumer
-from banksman.cluster.nats import QueuedMessage as Pulled
+from banksman.cluster.nats import Nats
+from banksman.cluster.pull_consumer import PullConsumer
+from banksman.cluster.pull_consumer import QueuedMessage as Pulled
 from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable
 from banksman.tasks import OwnedTasks
 
@@ -415,7 +416,7 @@ class ClusterPlacement:
         """Keep one pull request per satisfied need at the server. Returns until when that holds."""
         loop = asyncio.get_running_loop()
         if self._pulls is None:
-            self._pulls = await self._nats.pulls(self._on_answer)
+            self._pulls = await PullConsumer.open(self._nats, self._on_answer)
         if loop.time() >= self._needs_read_at + self._lease_seconds:
             await self._needs.read()
             self._needs_read_at = loop.time()

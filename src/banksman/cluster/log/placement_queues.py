@@ -95,7 +95,8 @@ class PlacementQueues:
             self._is_full = True
             await self.read()
         if key not in self._all and len(self._all) >= NEEDS_MAX:
-            hint = f"use fewer label sets: each one keeps a queue for {KEPT_SECONDS // 86400} days after its use"
+            days = KEPT_SECONDS // 86400
+            hint = f"use fewer label sets: each one keeps a queue for {days} days after its use"
             raise Refused(f"too many different label sets: at most {NEEDS_MAX}", hint=hint)
         # No compare-and-set: a concurrent writer of this key writes the same content.
         sent = time.monotonic()

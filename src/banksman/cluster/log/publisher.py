@@ -12,13 +12,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from banksman.cluster.jetstream import WrongLastSequence
+from banksman.cluster.jetstream import ID, WrongLastSequence
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.journal import JournalRow
 from banksman.cluster.log.message_codec import MessagePart
 from banksman.cluster.log.session_ownership import OwnedEpoch, SessionOwnership
 from banksman.cluster.log.streams import NatsStreams
-from banksman.cluster.nats import ID, Nats
+from banksman.cluster.nats import Nats
 from banksman.errors import NotOwner, StoreDamaged, StoreError, Unreachable
 from banksman.store.log import Done
 
@@ -207,6 +207,9 @@ class Publisher(Struct, frozen=True):
 
 def _shortened(session: str, row: JournalRow) -> StoreDamaged:
     """Build the error for acknowledged messages that the servers have lost."""
-    hint = "restore the stream from a backup, or delete the session; a report on its host has its last events"
+    hint = (
+        "restore the stream from a backup, or delete the session; "
+        "a report on its host has its last events"
+    )
     message = f"the servers have lost acknowledged events: message {row.expected} of {row.subject}"
     return StoreDamaged(message, hint=hint, session=session)

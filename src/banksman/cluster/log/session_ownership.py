@@ -1,4 +1,4 @@
-"""Claim, advance, lease, release and delete sessions by compare-and-set, with one fence per claim.
+"""Claim, advance, lease, release and delete sessions by compare-and-set, with a fence per claim.
 
 A claim changes the record first, at the sequence at which it was read, so exactly one of several
 claimants succeeds. Then it appends a mark (`session.claimed`) behind the last message of the
@@ -6,23 +6,31 @@ session's events. From the mark on, the servers refuse every append of an earlie
 that append expects to follow another message. An append that the earlier owner got in between the
 two steps lies before the mark, and the new owner reads it.
 
+**Three numbers.** `epoch` is the fencing token: each claim and each advance raises it. `tenure` is
+the epoch of the last claim, so it stays the same while one owner advances. `born` is the epoch of
+the first claim, and separates a session from a deleted one of the same id. Epochs of one id only
+grow, over deletions too: a deletion raises the store's highest deleted epoch, and a new session
+starts above it.
+
+**Two authorities.** The record decides which host may write, and the lease of that host decides for
+how long (`host_leases.py`). The events decide what was written: a compare-and-set on the last
+message keeps out every writer that does not know that message. So an owner that has lost its lease
+and has not noticed it can do no harm to the log: its append expects a message that is not the last.
+
 A change without an answer is unknown, and a read decides it. The record names the owner, and the
-last message names its writer. Each operation retries until it knows the result, or until
-`PATIENCE_SECONDS` have passed.
+last message names its writer. Each operation retries until it knows the result, for a limited time
+(`session_record.patiently`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
-from banksman.cluster.jetstream import ID, BatchMessage, WrongLastSequence
+from banksman.cluster.jetstream import ID, BatchMessage
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.host_leases import HostLeases
 from banksman.cluster.log.message_codec import MessagePlace
@@ -32,23 +40,22 @@ from banksman.cluster.log.session_record import (
     OwnerRecord,
     SessionRecord,
     SessionRecords,
+    patiently,
 )
-from banksman.cluster.log.streams import StreamNames, token
+from banksman.cluster.log.streams import NatsStreams, token
 from banksman.cluster.nats import Nats
-from banksman.errors import NameTaken, NotOwner, StoreError, Unanswered, Unreachable, UsageError
+from banksman.errors import NotOwner, StoreError, UsageError
 from banksman.store.log import Owner
 
-PATIENCE_SECONDS = 12.0
-RETRY_SECONDS = 0.05
 CLAIMED = "session.claimed"
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class OwnedEpoch:
     """A session that this host owns: its host id and epoch, and the end of its events."""
 
+    # The id under which the session was claimed. This host changes its id after a fence, so an
+    # ownership of a lost lease is recognised by its old id.
     host: str
     record: SessionRecord
     place: MessagePlace
@@ -67,10 +74,11 @@ class SessionOwnership:
     """Operations on the records of sessions that decide ownership."""
 
     def __init__(
-        self, nats: Nats, names: StreamNames, records: SessionRecords, leases: HostLeases
+        self, nats: Nats, streams: NatsStreams, records: SessionRecords, leases: HostLeases
     ) -> None:
         self._nats = nats
-        self._names = names
+        self._streams = streams
+        self._names = streams.names
         self._records = records
         self._leases = leases
 
@@ -86,19 +94,26 @@ class SessionOwnership:
         selects one of several claimants. Fencing first would let a claimant that then loses cut off
         the rightful owner.
         """
+        # Without a valid lease the record would name a host that the servers may already count as
+        # dead. Another host could then claim the session while this one starts its process.
         self._leases.check_held()
         host = self._leases.id
         # Every retry uses the same owner, even if this host's id changes in between. A record under
         # the old id is free once that lease has ended. A record under the new id would name a live
         # host that has discarded the claim, and no code would ever release it.
         owner = OwnerRecord(host, os.getpid(), self._leases.address)
-        record = await self.patiently(lambda: self._claim_record(session, name, agent, owner))
+        record = await patiently(lambda: self._claim_record(session, name, agent, owner))
+        assert record.owner == owner
+        # Every claim starts a tenure. A conversation lease of an earlier owner carries another one,
+        # and is void from here on (`_is_valid`).
+        assert record.tenure == record.epoch
         try:
-            place = await self.patiently(lambda: self._fence(record))
+            place = await patiently(lambda: self._fence(record))
         except StoreError:
             # Undo the record. Otherwise it would name a live owner that does not have the session,
             # and no host could claim it while this one lives. `NotOwner` needs no undo: a later
-            # claim replaced the record.
+            # claim replaced the record. The place is unknown here, so the release does not change
+            # the end of the events in the record.
             await self.release(session, record.epoch, message_codec.BEGINNING)
             raise
         return OwnedEpoch(host, record, place)
@@ -107,13 +122,19 @@ class SessionOwnership:
         self, session: str, name: str | None, agent: str | None, owner: OwnerRecord
     ) -> SessionRecord:
         """Write this host into the session's record as its owner. Creates a missing session."""
+        # An earlier attempt that was stored without an answer needs no special case. While this
+        # host keeps its id, that record counts as free, and this attempt claims the session once
+        # more under the next epoch.
         found = await self._records.find(session)
         record = found.record
         if record is not None and not record.is_hidden:
+            # The owner cannot come back to life between this check and the write: an expired host
+            # id never returns. And a claim by a third host changes the record, so the write fails.
             await self._check_free(record)
             # Go past the epoch that a fenced owner may have advanced to without an ack. An equal
             # epoch would make its late appends look like those of the new owner.
             epoch = record.epoch_past + 1
+            assert epoch > record.epoch
             record = msgspec.structs.replace(
                 record, epoch=epoch, tenure=epoch, owner=owner, stuck=None
             )
@@ -121,58 +142,24 @@ class SessionOwnership:
             return record
         if record is not None:
             # The remains of a restore whose host died. Purge its messages and create the session.
+            # A restore that still runs on another host has a live owner, and the check refuses the
+            # claim.
             await self._check_free(record)
-            await self.purge(session, None)
+            await self._streams.purge(session, None)
         if not agent:
             message = f"cannot claim session {session}: there is no such session"
             raise UsageError(message, hint="check whether it was deleted", session=session)
-        record = await self._new(session, name, agent, owner)
+        record = await self._records.new(session, name, agent, owner)
         # The record and the name change in one batch, so two sessions never get the same name.
         writes = [self._records.write(record, found.seq)]
         if name is not None:
             writes.append(
-                self._records.write_name(name, session, await self._free_name(name, session))
+                self._records.write_name(
+                    name, session, await self._records.free_name(name, session)
+                )
             )
         await self._records.change(*writes)
         return record
-
-    async def _new(
-        self, session: str, name: str | None, agent: str, owner: OwnerRecord | None
-    ) -> SessionRecord:
-        """Build the record of a new session, above the epoch of every deleted session."""
-        deleted, _ = await self._records.epoch_deleted_max()
-        now = time.time()
-        return SessionRecord(
-            id=session,
-            agent=agent,
-            created=now,
-            changed=now,
-            epoch=deleted + 1,
-            tenure=deleted + 1,
-            born=deleted + 1,
-            name=name,
-            owner=owner,
-        )
-
-    async def _free_name(self, name: str, session: str) -> int:
-        """Return the sequence that the name's record must have for the session to take the name.
-
-        Raises `NameTaken` if another session has the name. Raises `WrongLastSequence` if this
-        session has it: an earlier attempt without an answer took effect after its record was read.
-        The retry then reads the new record.
-        """
-        holder, seq = await self._records.find_name(name)
-        if holder is not None:
-            found = (await self._records.find(holder)).record
-            if found is None and await self._records.find_name(name) == (holder, seq):
-                # A name and its session are written and deleted in one batch. A name without a
-                # session was not written by this program.
-                raise message_codec.record(self._names.record("name", name), seq)
-            if holder == session:
-                raise WrongLastSequence(f"session {session} already has the name {name}")
-            hint = "use another name"
-            raise NameTaken(f"another session has the name {name}", hint=hint, session=holder)
-        return seq
 
     async def _check_free(self, record: SessionRecord) -> None:
         """Raise `NotOwner` if a live host elsewhere owns the session."""
@@ -199,6 +186,8 @@ class SessionOwnership:
         """
         session, epoch = record.id, record.epoch
         subject = self._names.event(session)
+        # The id names the claim and not the attempt. So the servers deduplicate the mark, and a
+        # retry recognises a mark that was stored without an answer.
         id = f"{token(session)}.{epoch}.claim"
         message = await self._nats.last(self._names.events, subject)
         before = message_codec.BEGINNING
@@ -210,12 +199,15 @@ class SessionOwnership:
             if before.epoch < record.born:
                 # The message belongs to a deleted session of this id. Its deleter died before the
                 # purge, or its writer appended late.
-                await self.purge(session, None)
+                await self._streams.purge(session, None)
                 before = message_codec.BEGINNING
         # A later claim has already fenced the events. Appending behind its mark would fence the
         # rightful owner.
         if before.epoch > epoch:
             raise _superseded(session, epoch)
+        # Between the record and the mark the earlier owner may still append. Its append is before
+        # the mark, was acknowledged to its caller, and belongs to the history that the new owner
+        # reads. Nothing follows the mark but messages of this epoch or a later one.
         header = message_codec.header(
             epoch=epoch,
             first=before.last + 1,
@@ -226,11 +218,16 @@ class SessionOwnership:
         )
         headers = {message_codec.HEADER: header, "Banksman-Kind": CLAIMED}
         seq = await self._nats.publish(subject, b"", expected=before.seq, id=id, headers=headers)
-        return message_codec.place(seq, header)
+        place = message_codec.place(seq, header)
+        # The mark takes no seq. Readers count events, and must not see a gap at each claim.
+        assert place.last == before.last
+        return place
 
     # -- operations of the owner ------------------------------------------------------------------
     async def advance(self, owned_epoch: OwnedEpoch) -> None:
         """Raise the epoch of an owned session by one."""
+        # Fix the target outside of the attempt. A retry after an unknown result would otherwise
+        # advance a second time, and the writer's calls would carry an epoch that is already past.
         wanted = owned_epoch.epoch + 1
 
         async def advance() -> SessionRecord:
@@ -242,7 +239,10 @@ class SessionOwnership:
             await self._records.change(self._records.write(record, found.seq))
             return record
 
-        owned_epoch.record = await self.patiently(advance)
+        # An advance writes no mark: the writer stays the same, so its appends already follow each
+        # other. The servers refuse late ones by their expected sequence.
+        owned_epoch.record = await patiently(advance)
+        assert owned_epoch.epoch == wanted
 
     async def lease(
         self, owned_epoch: OwnedEpoch, name: str | None, settle: Callable[[str], Awaitable[None]]
@@ -259,6 +259,8 @@ class SessionOwnership:
             if name is not None and name != owned_epoch.lease:
                 holder, seq = await self._records.find_lease(name)
                 if holder is not None and holder.session != owned_epoch.record.id:
+                    # Wait after the read. If the holder gives the lease back during the wait, the
+                    # write below meets another sequence, and the retry reads the lease again.
                     await settle(holder.session)
                 if (
                     holder is not None
@@ -272,19 +274,21 @@ class SessionOwnership:
                     )
                 mine = LeaseRecord(owned_epoch.record.id, owned_epoch.record.tenure)
                 writes.append(self._records.write_lease(name, mine, seq))
+            # One batch takes the new lease and gives the old one back. A crash leaves this session
+            # with one of the two, never with both or with none.
             if owned_epoch.lease is not None and owned_epoch.lease != name:
                 holder, seq = await self._records.find_lease(owned_epoch.lease)
                 if holder is not None and holder.session == owned_epoch.record.id:
                     writes.append(self._records.write_lease(owned_epoch.lease, None, seq))
+            # No write is needed to keep the lease, or to give back a lease that was never held.
+            assert name is not None or len(writes) <= 1
             if writes:
                 await self._records.change(*writes)
 
         # The batch below does not compare the session's record. If another host claims the session
         # in between, the lease carries the old tenure and is void (`_is_valid`).
-        self._ours(
-            owned_epoch, await self.patiently(lambda: self._records.find(owned_epoch.record.id))
-        )
-        await self.patiently(lease)
+        self._ours(owned_epoch, await patiently(lambda: self._records.find(owned_epoch.record.id)))
+        await patiently(lease)
         owned_epoch.lease = name
 
     async def _is_valid(self, lease: LeaseRecord) -> bool:
@@ -312,10 +316,14 @@ class SessionOwnership:
 
     def is_ours(self, session: str, epoch: int) -> bool:
         """Return whether this host owns the session under this epoch, according to the mirror."""
+        # The mirror is good enough: a wrong answer costs one release that changes nothing, or
+        # leaves the session to the next search for stray sessions.
         record = self._records.all.get(session)
         return record is not None and record.epoch == epoch and self._is_of_ours(record)
 
     def _is_of_ours(self, record: SessionRecord) -> bool:
+        # Compare the current id. A record under an id that this host has lost does not count:
+        # another host may claim that session at any moment.
         return record.owner is not None and record.owner.host == self._leases.id
 
     async def release(self, session: str, epoch: int, place: MessagePlace) -> None:
@@ -327,6 +335,8 @@ class SessionOwnership:
         async def release() -> None:
             found = await self._records.find(session)
             record = found.record
+            # The epoch is compared and not the tenure. A release that was queued before a later
+            # claim on this same host must not end that claim.
             if record is None or record.epoch != epoch or not self._is_of_ours(record):
                 return
             known = {"seq": place.last, "changed": place.at or record.changed} if place.seq else {}
@@ -337,7 +347,7 @@ class SessionOwnership:
             # Retry for at least a lease. If the servers are away for longer, this host loses its
             # lease, which frees the session. A shorter retry could leave the session with a live
             # host that does not have it.
-            await self.patiently(release, seconds=max(PATIENCE_SECONDS, self._leases.lease_seconds))
+            await patiently(release, seconds_min=self._leases.lease_seconds)
         except StoreError:
             pass
 
@@ -352,6 +362,8 @@ class SessionOwnership:
         """
 
         async def delete() -> int:
+            # Read the events before the record. In the other order a session that is created in
+            # between would have its first events purged.
             left = await self._last_event(session)
             found = await self._records.find(session)
             record = found.record
@@ -361,6 +373,8 @@ class SessionOwnership:
                 # record before its first event. There is no record now, so every event up to `left`
                 # belongs to no session.
                 return left
+            # A deletion needs no claim. The batch below compares the record, so a claim in between
+            # makes it fail, and the retry then refuses a session with a live owner elsewhere.
             await self._check_free(record)
             last = await self._last_event(session)
             deleted, deleted_seq = await self._records.epoch_deleted_max()
@@ -373,172 +387,22 @@ class SessionOwnership:
                 # The name needs no expected sequence: it only changes in a batch with this record,
                 # and the first write compares the record.
                 writes.append(self._records.erase_name(record.name))
+            assert writes[0].expected == found.seq
             await self._records.change(*writes)
             return last
 
-        last = await self.patiently(delete)
+        last = await patiently(delete)
         if forget is not None:
-            await self.patiently(forget)
+            await patiently(forget)
         # Purge only up to `last`: another session may have been opened under this id since. An
         # append that the deleted session's writer still gets in is purged by the next claim of the
         # id.
-        await self.patiently(lambda: self.purge(session, last + 1))
+        await patiently(lambda: self._streams.purge(session, last + 1))
 
     async def _last_event(self, session: str) -> int:
         """Return the sequence of the session's last message, or 0 if it has none."""
         message = await self._nats.last(self._names.events, self._names.event(session))
         return 0 if message is None else message.seq
-
-    async def rename(self, session: str, name: str | None, expected: str | None) -> None:
-        """Change the name from `expected` to `name`; None is no name."""
-        is_unknown = False
-
-        async def rename() -> None:
-            nonlocal is_unknown
-            found = await self._records.find(session)
-            record = found.record
-            if record is None or record.is_hidden:
-                message = f"cannot rename session {session}: there is no such session"
-                raise UsageError(message, session=session)
-            if is_unknown and record.name == name:
-                return  # An earlier attempt was stored without an answer.
-            if record.name != expected:
-                message = f"cannot rename session {session}: its name has changed meanwhile"
-                raise UsageError(message, session=session, name=record.name, expected=expected)
-            if name == expected:
-                return
-            writes = [self._records.write(msgspec.structs.replace(record, name=name), found.seq)]
-            if name is not None:
-                writes.append(
-                    self._records.write_name(name, session, await self._free_name(name, session))
-                )
-            if expected is not None:
-                writes.append(self._records.erase_name(expected))
-            try:
-                await self._records.change(*writes)
-            except Unanswered:
-                is_unknown = True
-                raise
-
-        await self.patiently(rename)
-
-    async def update(
-        self, session: str, change: Callable[[SessionRecord], SessionRecord]
-    ) -> SessionRecord | None:
-        """Change fields of the record, whichever host owns it. Returns None without a record."""
-
-        async def update() -> SessionRecord | None:
-            found = await self._records.find(session)
-            if found.record is None:
-                return None
-            record = change(found.record)
-            if record != found.record:
-                await self._records.change(self._records.write(record, found.seq))
-            return record
-
-        return await self.patiently(update)
-
-    # -- restored histories -----------------------------------------------------------------------
-    async def reserve(self, session: str, name: str | None, agent: str) -> SessionRecord:
-        """Create a hidden record for a history that is about to be restored (`show`).
-
-        Raises `UsageError` if a session of this id exists.
-        """
-        self._leases.check_held()
-
-        tried: SessionRecord | None = None
-
-        async def reserve() -> SessionRecord:
-            nonlocal tried
-            found = await self._records.find(session)
-            if tried is not None and found.record == tried:
-                return tried  # An earlier attempt was stored without an answer.
-            if found.record is not None and not await self._is_abandoned(found.record):
-                message = f"cannot restore session {session}: it exists already"
-                raise UsageError(message, hint="delete it, or use another id", session=session)
-            if name is not None:
-                await self._free_name(name, session)
-            owner = OwnerRecord(self._leases.id, os.getpid(), self._leases.address)
-            new = await self._new(session, None, agent, owner)
-            # Restored messages keep the epochs of their former store, so no epoch may count as too
-            # old for this session.
-            tried = msgspec.structs.replace(new, is_hidden=True, born=0)
-            await self._records.change(self._records.write(tried, found.seq))
-            return tried
-
-        return await self.patiently(reserve)
-
-    async def _is_abandoned(self, record: SessionRecord) -> bool:
-        """Return whether a host died while it restored this session."""
-        return (
-            record.is_hidden
-            and record.owner is not None
-            and await self._leases.is_dead(record.owner.host)
-        )
-
-    async def show(self, record: SessionRecord, name: str | None) -> None:
-        """Make a restored session visible, with its name."""
-
-        async def show() -> None:
-            found = await self._records.find(record.id)
-            if (
-                found.record is not None
-                and not found.record.is_hidden
-                and found.record.created == record.created
-            ):
-                return  # An earlier attempt was stored without an answer.
-            if found.record is None or found.record.owner is None or not found.record.is_hidden:
-                message = f"cannot restore session {record.id}: it was deleted meanwhile"
-                raise UsageError(message, session=record.id)
-            shown = msgspec.structs.replace(record, name=name, owner=None, is_hidden=False)
-            writes = [self._records.write(shown, found.seq)]
-            if name is not None:
-                writes.append(
-                    self._records.write_name(
-                        name, record.id, await self._free_name(name, record.id)
-                    )
-                )
-            await self._records.change(*writes)
-
-        await self.patiently(show)
-
-    # -- events -----------------------------------------------------------------------------------
-    async def purge(self, session: str, before: int | None) -> None:
-        """Delete the session's messages before a sequence; None deletes all."""
-        body: dict[str, object] = {"filter": self._names.event(session)}
-        if before is not None:
-            body["seq"] = before
-        answer = await self._nats.api(f"STREAM.PURGE.{self._names.events}", body)
-        if "error" in answer:
-            raise Unanswered(
-                f"cannot purge {self._names.events}: {answer['error'].get('description')}"
-            )
-
-    async def patiently(
-        self, attempt: Callable[[], Awaitable[T]], seconds: float | None = None
-    ) -> T:
-        """Retry an attempt while its compare-and-set fails or the servers do not answer.
-
-        Each attempt reads the current state again, so a retry after an unknown result is safe.
-        `seconds`: the time until the last error is raised; None means `PATIENCE_SECONDS`.
-        """
-        give_up = time.monotonic() + (PATIENCE_SECONDS if seconds is None else seconds)
-        wait = RETRY_SECONDS
-        while True:
-            try:
-                return await attempt()
-            except WrongLastSequence as exc:
-                if time.monotonic() > give_up:
-                    raise Unanswered(
-                        "cannot change the record: other hosts keep changing it", hint="try again"
-                    ) from exc
-                # Another writer made progress. Read its change and try again without a pause.
-                continue
-            except Unreachable:
-                if time.monotonic() + wait > give_up:
-                    raise
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, 1.0)
 
     def owner(self, record: SessionRecord) -> Owner | None:
         """Return the owner that a record names, as readers see it.
@@ -546,6 +410,7 @@ class SessionOwnership:
         This host counts as alive under its current id, even while its lease is in doubt: it fences
         itself.
         """
+        # Readers see the mirror's view, which may lag. No claim is decided by it (`_check_free`).
         owner = record.owner
         if owner is None:
             return None

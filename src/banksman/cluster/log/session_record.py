@@ -4,25 +4,34 @@ A record says which host owns the session and under which epoch. The events say 
 claim changes the record first and fences the events second (`session_ownership.py`). Names and
 conversation leases are separate records that point to a session. A change of several records is one
 atomic batch (`Nats.publish_all`), so no change is ever half done.
+
+A change without an answer is unknown: the servers may store it now, later or never. A read decides
+it. So every operation is an attempt that reads the records, decides and writes, and `patiently`
+repeats the attempt until its result is known.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-from banksman.cluster.jetstream import BatchMessage, StreamMessage
+from banksman.cluster.jetstream import BatchMessage, StreamMessage, WrongLastSequence
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.stream_mirror import StreamMirror
 from banksman.cluster.log.streams import TOMBSTONE_SECONDS, StreamNames, token
 from banksman.cluster.nats import Nats
-from banksman.errors import StoreDamaged
+from banksman.errors import NameTaken, StoreDamaged, Unanswered, Unreachable, UsageError
 
 log = logging.getLogger("banksman")
 
+# How long a change is retried, and the first interval of the retries.
+PATIENCE_SECONDS = 12.0
+RETRY_SECONDS = 0.05
 # A deleted record remains as an empty message for a while.
 TOMBSTONE = {"Nats-TTL": f"{TOMBSTONE_SECONDS}s"}
 
@@ -96,6 +105,34 @@ def _decoded(message: StreamMessage, kind: type[T]) -> T | None:
         return msgspec.json.decode(message.data, type=kind) if message.data else None
     except msgspec.DecodeError as exc:
         raise message_codec.record(message.subject, message.seq) from exc
+
+
+async def patiently(attempt: Callable[[], Awaitable[T]], seconds_min: float = 0.0) -> T:
+    """Retry an attempt while its compare-and-set fails or the servers do not answer.
+
+    Each attempt must read the current state itself, and must recognise an earlier attempt of this
+    call that was stored without an answer. Then a retry after an unknown result is safe.
+
+    The last error is raised after `PATIENCE_SECONDS`, or after `seconds_min` if that is longer.
+    """
+    give_up = time.monotonic() + max(PATIENCE_SECONDS, seconds_min)
+    wait = RETRY_SECONDS
+    while True:
+        try:
+            return await attempt()
+        except WrongLastSequence as exc:
+            if time.monotonic() > give_up:
+                raise Unanswered(
+                    "cannot change the record: other hosts keep changing it", hint="try again"
+                ) from exc
+            # Another writer made progress, or an earlier attempt of this call was stored. Read the
+            # change and try again without a pause.
+            continue
+        except Unreachable:
+            if time.monotonic() + wait > give_up:
+                raise
+        await asyncio.sleep(wait)
+        wait = min(wait * 2, 1.0)
 
 
 class FoundRecord(msgspec.Struct, frozen=True):
@@ -244,3 +281,91 @@ class SessionRecords:
         for number, write in enumerate(writes, last - len(writes) + 1):
             if write.subject.startswith(self._subjects):
                 self._mirror.put(StreamMessage(write.subject, write.data, write.headers, number))
+
+    # -- changes by any host, retried until their result is known ----------------------------------
+    async def new(
+        self, session: str, name: str | None, agent: str, owner: OwnerRecord | None
+    ) -> SessionRecord:
+        """Build the record of a new session, above the epoch of every deleted session."""
+        # Not above the deleted session of this id alone: the store keeps one number for all, and
+        # the records of deleted sessions vanish after a while.
+        deleted, _ = await self.epoch_deleted_max()
+        now = time.time()
+        return SessionRecord(
+            id=session,
+            agent=agent,
+            created=now,
+            changed=now,
+            epoch=deleted + 1,
+            tenure=deleted + 1,
+            born=deleted + 1,
+            name=name,
+            owner=owner,
+        )
+
+    async def free_name(self, name: str, session: str) -> int:
+        """Return the sequence that the name's record must have for the session to take the name.
+
+        Raises `NameTaken` if another session has the name. Raises `WrongLastSequence` if this
+        session has it: an earlier attempt without an answer took effect after its record was read.
+        The retry then reads the new record.
+        """
+        holder, seq = await self.find_name(name)
+        if holder is not None:
+            found = (await self.find(holder)).record
+            if found is None and await self.find_name(name) == (holder, seq):
+                # A name and its session are written and deleted in one batch. A name without a
+                # session was not written by this program.
+                raise message_codec.record(self._names.record("name", name), seq)
+            if holder == session:
+                raise WrongLastSequence(f"session {session} already has the name {name}")
+            hint = "use another name"
+            raise NameTaken(f"another session has the name {name}", hint=hint, session=holder)
+        return seq
+
+    async def rename(self, session: str, name: str | None, expected: str | None) -> None:
+        """Change the name from `expected` to `name`; None is no name."""
+        is_unknown = False
+
+        async def rename() -> None:
+            nonlocal is_unknown
+            found = await self.find(session)
+            record = found.record
+            if record is None or record.is_hidden:
+                message = f"cannot rename session {session}: there is no such session"
+                raise UsageError(message, session=session)
+            if is_unknown and record.name == name:
+                return  # An earlier attempt was stored without an answer.
+            if record.name != expected:
+                message = f"cannot rename session {session}: its name has changed meanwhile"
+                raise UsageError(message, session=session, name=record.name, expected=expected)
+            if name == expected:
+                return
+            writes = [self.write(msgspec.structs.replace(record, name=name), found.seq)]
+            if name is not None:
+                writes.append(self.write_name(name, session, await self.free_name(name, session)))
+            if expected is not None:
+                writes.append(self.erase_name(expected))
+            try:
+                await self.change(*writes)
+            except Unanswered:
+                is_unknown = True
+                raise
+
+        await patiently(rename)
+
+    async def update(
+        self, session: str, change: Callable[[SessionRecord], SessionRecord]
+    ) -> SessionRecord | None:
+        """Change fields of the record, whichever host owns it. Returns None without a record."""
+
+        async def update() -> SessionRecord | None:
+            found = await self.find(session)
+            if found.record is None:
+                return None
+            record = change(found.record)
+            if record != found.record:
+                await self.change(self.write(record, found.seq))
+            return record
+
+        return await patiently(update)

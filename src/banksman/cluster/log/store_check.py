@@ -190,7 +190,8 @@ class _StoreLook:
             if name not in blobs and place.last >= record.first and place.epoch >= record.born
         ]
         for first, last in missing:
-            hint = f"restore {self._names.events} and OBJ_{self._names.blobs} from a backup; or delete the session"
+            streams = f"{self._names.events} and OBJ_{self._names.blobs}"
+            hint = f"restore {streams} from a backup; or delete the session"
             self._faults.append(
                 (f"events {first} to {last} of session {record.id} are missing", hint)
             )

@@ -100,8 +100,9 @@ class NatsStreams:
         found = tuple(int(part) for part in self._nats.server_version.split(".")[:2])
         if found < VERSION_MIN:
             needed = ".".join(map(str, VERSION_MIN))
+            version = self._nats.server_version
             raise UsageError(
-                f"cannot use {self._address}: its nats-server {self._nats.server_version} is too old",
+                f"cannot use {self._address}: its nats-server {version} is too old",
                 hint=f"install nats-server {needed} or newer",
             )
         names = self.names
@@ -127,7 +128,10 @@ class NatsStreams:
     def _damaged(self, missing: str, left: str) -> StoreDamaged:
         return StoreDamaged(
             f"cannot use {self._address}: {missing} was deleted, and {left} still has sessions",
-            hint=f"restore {missing} from a backup, or delete {left} as well, with all sessions (docs/cluster.md)",
+            hint=(
+                f"restore {missing} from a backup, or delete {left} as well, with all sessions "
+                "(docs/cluster.md)"
+            ),
             stream=missing,
         )
 
@@ -165,6 +169,17 @@ class NatsStreams:
             self._check_lease(found)
         self._made.add(name)
 
+    async def purge(self, session: str, before: int | None) -> None:
+        """Delete the messages of a session before a sequence; None deletes all."""
+        body: dict[str, object] = {"filter": self.names.event(session)}
+        if before is not None:
+            body["seq"] = before
+        answer = await self._nats.api(f"STREAM.PURGE.{self.names.events}", body)
+        if "error" in answer:
+            raise Unanswered(
+                f"cannot purge {self.names.events}: {answer['error'].get('description')}"
+            )
+
     async def _find(self, name: str) -> dict[str, Any] | None:
         """Return JetStream's information about a stream; None if it does not exist."""
         found = await self._nats.api(f"STREAM.INFO.{self._stream(name)}", {})
@@ -189,10 +204,10 @@ class NatsStreams:
         """
         # Compare nanoseconds: a fraction of a second may change when it is converted and back.
         nanoseconds = found["config"].get("max_age", 0)
-        kept = nanoseconds / 1e9
+        kept, wanted = nanoseconds / 1e9, self._address.lease
         if nanoseconds != _nanoseconds(self._address.lease):
             raise UsageError(
-                f"{self._address} has a lease of {kept:g} s, this host has one of {self._address.lease:g} s",
+                f"{self._address} has a lease of {kept:g} s, this host has one of {wanted:g} s",
                 hint=f"pass ?lease={kept:g} as the other hosts do, or use another prefix",
             )
 
@@ -207,7 +222,8 @@ class NatsStreams:
                     # This is permanent until an operator edits the stream. Perhaps not all servers
                     # were up.
                     log.warning(
-                        "%s has one replica: the death of one server stops it; add replicas with `nats stream edit`",
+                        "%s has one replica: the death of one server stops it; "
+                        "add replicas with `nats stream edit`",
                         name,
                     )
                 return

@@ -48,6 +48,7 @@ from typing import NamedTuple
 from banksman.errors import StoreError
 from banksman.store.sqlite.sqlite_errors import MOVED, translate
 
+# `is_there` recognises the lock file of a host by this end of its name.
 _SUFFIX = "-hosts"
 # Linux's struct flock: type, whence, start, length, pid. Native order includes the compiler's
 # padding.
@@ -82,6 +83,8 @@ class _Shared:
     is_inherited: bool = False
 
     def close(self) -> None:
+        # The first close drops all locks of this process on the file. So only the last user may
+        # call this.
         for fd in (self.fd, *self.strays):
             os.close(fd)
 
@@ -102,6 +105,7 @@ def _forget() -> None:
     """
     global _lock  # noqa: PLW0603  A thread of the parent may have held the lock; this copy would never be released.
     _lock = threading.Lock()
+    # Mark each entry: an object that the child has inherited must refuse to work.
     for shared in _files.values():
         shared.is_inherited = True
         shared.held.clear()
@@ -124,6 +128,7 @@ class HostLocks:
         # Resolve symlinks: two names of one store must lead to one lock file.
         self._path = f"{os.path.realpath(path)}{_SUFFIX}"
         self._mine: set[int] = set()
+        # Closed until the file is open: `close` after a failed constructor has nothing to undo.
         self._is_closed = True
         with _lock, self._translated("open"):
             self._key, self._shared = _open(self._path)
@@ -131,10 +136,8 @@ class HostLocks:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return (
-            f"<HostLocks {self._path!r} "
-            f"{'closed' if self._is_closed else f'holding {sorted(self._mine)}'}>"
-        )
+        state = "closed" if self._is_closed else f"holding {sorted(self._mine)}"
+        return f"<HostLocks {self._path!r} {state}>"
 
     def hold(self, host_id: int) -> None:
         """Lock this host id until `let_go`, `close` or death.
@@ -157,6 +160,8 @@ class HostLocks:
                     hint="close that host; a copy may have replaced the store that it had open",
                     host=host_id,
                 )
+            # After the lock. An entry without a lock would make a dead host look alive here for as
+            # long as this process runs.
             shared.held.add(host_id)
             self._mine.add(host_id)
 
@@ -168,6 +173,8 @@ class HostLocks:
         assert host_id > 0, f"not an id of a host: {host_id}"
         with _lock, self._translated("query a lock of"):
             shared = self._usable()
+            # Cheapest proof first. Each of these three tests may only prove life. Death is what is
+            # left after all of them, and only if the file is the right one (`_check_file`).
             if host_id in shared.held or is_locked(shared.fd, host_id):
                 return True
             if process is not None and (is_there(process) or self._is_held_here(host_id, process)):
@@ -179,6 +186,8 @@ class HostLocks:
         """Take the held locks again, in case this program has dropped them by accident."""
         with _lock, self._translated("lock"):
             shared = self._usable()
+            # If another process has locked one of these bytes meanwhile, this raises. That cannot
+            # happen by itself, because ids are never issued twice.
             for host_id in self._mine:
                 fcntl.lockf(shared.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, host_id)
 
@@ -197,6 +206,8 @@ class HostLocks:
         Ignore an id that is not held here.
         """
         with _lock, self._translated("unlock"):
+            # Only an id of this object. Another log of this process may hold others in the same
+            # file.
             if host_id in self._mine:
                 self._release(host_id)
 
@@ -207,11 +218,15 @@ class HostLocks:
                 return
             self._is_closed = True
             shared = self._shared
+            # In a forked child the fd is closed already, and its number may belong to another file.
             if shared.is_inherited:
                 self._mine.clear()
                 return
+            # Unlock each id separately: the fd stays open for the other users, so no close drops
+            # the locks of this object.
             for host_id in tuple(self._mine):
                 self._release(host_id)
+            assert shared.users > 0
             shared.users -= 1
             if shared.users == 0:
                 assert not shared.held, f"closed while it holds {shared.held}"
@@ -238,6 +253,8 @@ class HostLocks:
     def _check_file(self) -> None:
         """Compare by `stat` only: to open the file and close it again would drop the locks."""
         assert _lock.locked()
+        # The inode number of a removed file cannot be reused while this process has it open. So an
+        # equal pair of device and inode is the same file.
         try:
             found = os.stat(self._path)
         except FileNotFoundError:
@@ -252,6 +269,7 @@ class HostLocks:
         assert _lock.locked()
         self._mine.discard(host_id)
         if not self._shared.is_inherited:
+            # Two steps, but one for all other threads: they wait at `_lock`.
             fcntl.lockf(self._shared.fd, fcntl.LOCK_UN, 1, host_id)
             self._shared.held.discard(host_id)
 
@@ -265,6 +283,8 @@ class HostLocks:
 
 def is_locked(fd: int, offset: int) -> bool:
     """Whether *another* process holds an exclusive or shared lock on this byte of the file."""
+    # F_GETLK asks and takes nothing. To try the lock instead would make a dead host look alive to a
+    # third process for that moment.
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, offset, 1, 0)
     (found, *_) = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     # The pid in the answer may be 0 or meaningless: the holder may live in another pid namespace.
@@ -310,6 +330,7 @@ def is_there(process: HostProcess) -> bool:
         or process.boot != _boot()
     ):
         return False
+    # A zombie has closed its files, so its locks are gone: it is dead, whatever its pid says.
     stat = _stat(process.pid)
     if stat is None or stat[0] in "ZX" or stat[1] != process.started:
         return False
@@ -340,6 +361,8 @@ def _open(path: str) -> tuple[tuple[int, int], _Shared]:
     A file that is open already is not opened again: see the module docstring.
     """
     assert _lock.locked()
+    # Look by `stat` first. An fd of a known file that is opened by accident cannot be closed again
+    # without dropping the locks.
     with contextlib.suppress(FileNotFoundError):
         found = os.stat(path)
         key = (found.st_dev, found.st_ino)

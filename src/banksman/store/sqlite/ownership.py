@@ -39,6 +39,8 @@ class HeldSession:
     """
 
     epoch: int
+    # The row number identifies the session over a deletion: a new session of the same id has
+    # another number.
     number: int
     seq: int
 
@@ -49,6 +51,10 @@ def claim(work: WriterContext, session: str, name: str | None, agent: str | None
     # If the lock file was removed, other hosts cannot see this host and would take it for dead.
     work.check_seen()
     epoch = _claimed_epoch(work, session, name, agent)
+    # Epoch 0 belongs to no writer. A call with it is refused in every state of the session.
+    assert epoch > 0
+    # The seq is final. From this transaction on the former owner's appends carry an old epoch, and
+    # the writer refuses them.
     number, seq = work.row("SELECT number, seq FROM sessions WHERE id = ?", session)
     return HeldSession(epoch, number, seq)
 
@@ -61,6 +67,8 @@ def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: s
             message = f"cannot claim session {session}: there is no such session"
             raise UsageError(message, hint="check whether it was deleted", session=session)
         check_name(work, name, session)
+        # A deletion removes the chunks of a large session in steps, after the row is gone. The rest
+        # must not become the history of the new session.
         deleted_sessions.clear(work, session)
         # A session of the same id may have been deleted, and its writer may still append. The new
         # epoch must be past its epoch.
@@ -73,9 +81,14 @@ def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: s
             (now, epoch, work.host, now, session, name, agent),
         )
         return epoch
-    epoch, owner = row
+    former, owner = row
+    # The check and the update are one transaction under the write lock. So two hosts that see the
+    # same dead owner cannot both claim: the second one finds the first as a live owner.
     check_free(work, session, owner)
-    epoch = epoch_past(epoch, owner) + 1
+    epoch = epoch_past(former, owner) + 1
+    assert epoch > former
+    # The conversation lease ends with the former owner. The new one takes it again, after it has
+    # read which conversation the session has.
     work.execute(
         "UPDATE sessions SET epoch = ?, owner = ?, lease = NULL WHERE id = ?",
         (epoch, work.host, session),
@@ -85,12 +98,16 @@ def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: s
 
 def advance(work: WriterContext, session: str, epoch: int) -> None:
     """Raise the owner's epoch by one, see `Log.advance`."""
+    # Exactly one more than the caller's epoch, which `_check_owner` has found in the row. A claim
+    # of an owned session skips that number, so it belongs to this writer or to none.
     _check_owner(work, session, epoch)
     work.execute("UPDATE sessions SET epoch = ? WHERE id = ?", (epoch + 1, session))
 
 
 def release(work: WriterContext, session: str, epoch: int) -> None:
     """Clear owner and lease, if this host still owns the session under this epoch."""
+    # No error if the row does not match: another host has claimed the session, or this one has
+    # claimed it again. A late release must not end either claim.
     work.execute(
         "UPDATE sessions SET owner = NULL, lease = NULL WHERE id = ? AND epoch = ? AND owner = ?",
         (session, epoch, work.host),
@@ -115,6 +132,7 @@ class ReleaseOperation(Operation):
         release(work, self._session, self._epoch)
 
     def fail(self, work: WriterContext, error: StoreError) -> None:
+        # The key contains the epoch. A retry after a later claim of this host matches no row.
         super().fail(work, error)
         work.unreleased[self._session, self._epoch] = None
 
@@ -132,10 +150,13 @@ def lease(work: WriterContext, session: str, epoch: int, name: str | None) -> No
         row = work.row("SELECT id, owner FROM sessions WHERE lease = ? AND id != ?", name, session)
         if row is not None:
             holder, owner = row
+            # This host is alive, so the holder's process may run here. For another host its lock
+            # decides.
             if owner is not None and (owner == work.host or work.is_alive(owner)):
                 message = f"cannot lease {name}: session {holder} holds it"
                 raise NotOwner(message, hint="close that session first", session=holder)
-            # The holder has no live owner, so its lease is void.
+            # The holder has no live owner, so its lease is void. Its next owner does not miss it: a
+            # claim clears the lease anyway.
             work.execute("UPDATE sessions SET lease = NULL WHERE id = ?", (holder,))
     work.execute("UPDATE sessions SET lease = ? WHERE id = ?", (name, session))
 
@@ -154,6 +175,8 @@ def check_name(work: WriterContext, name: str | None, session: str) -> None:
 
 def check_free(work: WriterContext, session: str, owner: int | None) -> None:
     """Raise `NotOwner` if another live host owns the session."""
+    # A session of this host is free too. The new epoch fences off the former writer in this
+    # process, as it does with a writer elsewhere.
     if owner is None or owner == work.host or not work.is_alive(owner):
         return
     pid, address = work.row("SELECT pid, address FROM hosts WHERE id = ?", owner) or (0, "")
@@ -172,6 +195,8 @@ def epoch_past(epoch: int, owner: int | None) -> int:
 
     An owner may have a call to `advance` in flight.
     """
+    # Without an owner no writer believes in more: the last one has released the session under its
+    # own epoch, and calls behind a release are refused.
     return epoch if owner is None else epoch + 1
 
 
@@ -181,6 +206,7 @@ def deleted_epoch(work: WriterContext) -> int:
 
 
 def _check_owner(work: WriterContext, session: str, epoch: int) -> None:
+    # Inside the transaction of the caller's write. A check before it would prove nothing.
     error = no_owner(work, session, epoch)
     if error is not None:
         raise error

@@ -12,7 +12,7 @@ from tests.cluster.leases import LEASE_SECONDS
 from tests.cluster.lines import stored, until
 from tests.cluster.members import Here, command, here, store
 
-from banksman.cluster.host import takeover
+from banksman.cluster.host import session_offers
 from banksman.cluster.interfaces import Hosts, HostSeen
 from banksman.cluster.log import ClusterLog
 from banksman.core.session.event import SESSION_LEFT
@@ -22,7 +22,7 @@ from banksman.testing.nats_servers import Servers
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
+    monkeypatch.setattr(session_offers, "LOOK_LEASES", 0.1 / LEASE_SECONDS)
 
 
 def log_of(member: Here) -> ClusterLog:
@@ -45,7 +45,7 @@ def known(id: str, epoch: int, *, is_here: bool = True) -> KnownSession:
 
 
 def test_scan_releases_a_session_owned_by_record_alone_only_after_grace() -> None:
-    strays, grace = takeover.UnownedSince(), takeover.GRACE_SECONDS
+    strays, grace = session_offers.UnownedSince(), session_offers.GRACE_SECONDS
     mine, others = known("s-1", 1), known("s-2", 1, is_here=False)
     assert strays.look([mine, others], [], 0.0) == []
     assert strays.look([mine, others], [], grace - 0.1) == []
@@ -67,10 +67,10 @@ def test_draining_hosts_and_readers_speak_for_no_session() -> None:
 
     def spoken_for(*others: HostSeen) -> int:
         hosts = cast(Hosts, SimpleNamespace(id="h-0", all=lambda: [host("h-0"), *others]))
-        speaks_for = takeover.speaker(hosts)
+        speaks_for = session_offers.speaker(hosts)
         return sum(speaks_for(f"s-{number}") for number in range(100))
 
-    numbers = range(1, 2 * takeover.SPEAKERS)
+    numbers = range(1, 2 * session_offers.SPEAKERS)
     assert spoken_for(*(host(f"h-{number}", is_draining=True) for number in numbers)) == 100
     assert spoken_for(*(host(f"h-{number}", room=0) for number in numbers)) == 100
     assert 0 < spoken_for(*(host(f"h-{number}") for number in numbers)) < 100
@@ -99,7 +99,7 @@ async def test_session_owned_by_record_alone_is_released(
             owned_epoch.record = before
             log.release("s-1", before.epoch)
         await until(lambda: (found := log_of(two).find("s-1")) is not None and found.owner is not None)
-        monkeypatch.setattr(takeover, "GRACE_SECONDS", 0.0)
+        monkeypatch.setattr(session_offers, "GRACE_SECONDS", 0.0)
         await until(lambda: (found := log_of(two).find("s-1")) is not None and found.owner is None)
         assert await log_of(two).claim("s-1")
 
@@ -123,8 +123,8 @@ async def test_late_release_does_not_end_a_newer_claim(nats_one: Servers, prefix
 async def test_scan_offers_long_unowned_sessions_a_few_per_look(
     nats_one: Servers, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover, "LATELY_SECONDS", -1e6)
-    monkeypatch.setattr(takeover, "LOOKS_MAX", 1)
+    monkeypatch.setattr(session_offers, "LATELY_SECONDS", -1e6)
+    monkeypatch.setattr(session_offers, "LOOKS_MAX", 1)
     url = store(nats_one, prefix)
     async with here(url, "old") as old:
         sessions = {await left(old, tmp_path) for _ in range(3)}
@@ -138,9 +138,9 @@ async def test_scan_offers_long_unowned_sessions_a_few_per_look(
 async def test_scan_is_not_held_up_by_sessions_of_other_speakers(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover, "LOOKS_MAX", 2)
+    monkeypatch.setattr(session_offers, "LOOKS_MAX", 2)
     async with here(store(nats_one, prefix), "one") as one:
-        all_of_them = takeover.UnownedScan(log_of(one), one.cluster, list, lambda: True)
+        all_of_them = session_offers.UnownedScan(log_of(one), one.cluster, list, lambda: True)
         some = [known(f"s-{number}", 1) for number in range(5)]
         looked_at = [[each.id for each in all_of_them._next_of(some)] for _ in range(3)]  # pyright: ignore[reportPrivateUsage]
         assert looked_at == [["s-0", "s-1"], ["s-2", "s-3"], ["s-4", "s-0"]]

@@ -7,7 +7,7 @@ from tests.sessions.helpers import QUICK
 from tests.store.kit import Writer, known
 
 from banksman import Host
-from banksman.cluster.host.takeover import is_to_go_on
+from banksman.cluster.host.session_offers import is_to_go_on
 from banksman.core.session.event import TURN_STARTED, Entry
 from banksman.store.memory import MemoryLog
 from banksman.testing import fake_agent
