@@ -24,30 +24,34 @@ _SEEN = {"COLUMNS": str(COLUMNS), "HOME": "/home/you", "NO_COLOR": "1", "TERM": 
 _HIDDEN = ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "LINES", "FORCE_COLOR", "PYTHON_COLORS")
 
 CODES: dict[int, str] = {
-    cli.OK: "it went well",
-    cli.NOT_DONE: "it was done, and did not go well: the turn failed, `doctor` found something wrong",
-    cli.USAGE: "wrong usage, or settings that are wrong: nothing was done",
-    cli.NO_SERVER: "there is no server where one was named, or it does not let us in",
-    cli.REFUSED: "the server refused, and said why",
-    cli.NOT_SAID: "stdout could not be written; what was asked for may be done",
-    cli.OWN_FAILURE: "`exec` alone: Banksman itself failed, so that it cannot be taken for the command's own code",
-    cli.INTERRUPTED: "Ctrl-C",
+    cli.OK: "Success.",
+    cli.NOT_DONE: "The turn or the command failed, or `doctor` found a problem.",
+    cli.USAGE: "Wrong usage or wrong settings. The verb changed nothing.",
+    cli.NO_SERVER: "No server answers, or the server denied access.",
+    cli.REFUSED: "The server refused the request. stderr has the reason.",
+    cli.NOT_SAID: "Cannot write to stdout. The request may have been carried out.",
+    cli.OWN_FAILURE: "Only `exec`: Banksman itself failed. Few commands exit with this code.",
+    cli.INTERRUPTED: "Ctrl-C.",
 }
 _MORE = """\
-`exec` ends with the code of its command, or with 124 (timeout), 126 (cannot be run), 127 (not found), 128+n (signal n).
-A verb whose reader goes away (`| head -1`) ends with 141, as if by the signal.
+`exec` exits with the code of its command, or with 124 (timeout), 126 (the command cannot be run),
+127 (not found), 128+n (signal n). If the reader of a pipe exits early (`| head -1`), the verb exits
+with 141, as after SIGPIPE.
 """
 
 _HEAD = """\
-# The command line
+# Command line
 
-*Made from `banksman VERB --help` by `make docs-cli`, and not to be edited.*
+This page has the help text of every verb. `make docs-cli` generates it from `banksman VERB --help`;
+do not edit it.
 
-`banksman --help` lists the verbs; each has its own `--help`, which ends with an example. Verbs that ask a server find
-the one that runs, and work on a host of their own where there is none.
+`banksman --help` lists the verbs. The help of each verb ends with an example. A verb that needs a
+server uses the running one. Without a running server, it starts an embedded host.
 
-What people read goes to stdout, without colour and without any control sequence when it is piped, or with `NO_COLOR` or
-`TERM=dumb`. `--json` is the same for programs. What is said aside (progress, warnings, errors) goes to stderr.
+- Results go to stdout. Progress, warnings and errors go to stderr.
+- Colours and control sequences appear only on a terminal. `NO_COLOR` turns colours off, `TERM=dumb`
+  both.
+- `--json` prints the results for programs.
 """
 
 
@@ -71,8 +75,8 @@ def page() -> str:
 
 
 def _codes() -> list[str]:
-    rows = [f"| {code} | {what} |" for code, what in CODES.items()]
-    return ["## Exit codes", "", "| | |", "|---|---|", *rows, "", _MORE]
+    rows = [f"| {code} | {meaning} |" for code, meaning in CODES.items()]
+    return ["## Exit codes", "", "| code | meaning |", "|---|---|", *rows, "", _MORE]
 
 
 def _verbs() -> list[str]:
@@ -87,9 +91,7 @@ def main(words: list[str]) -> int:
     made = page()
     if words == ["--check"]:
         is_same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == made
-        print(
-            f"{PAGE.name}: {'as it should be' if is_same else 'not what --help says; make docs-cli writes it'}"
-        )
+        print(f"{PAGE.name}: {'up to date' if is_same else 'out of date; run `make docs-cli`'}")
         return 0 if is_same else 1
     PAGE.write_text(made, encoding="utf-8")
     print(f"wrote {PAGE}")

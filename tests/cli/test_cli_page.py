@@ -91,4 +91,4 @@ def test_cli_page_check_passes_on_the_committed_page(tmp_path: Path) -> None:
         timeout=60,
         cwd=tmp_path,
     )
-    assert (done.returncode, done.stdout) == (0, "cli.md: as it should be\n")
+    assert (done.returncode, done.stdout) == (0, "cli.md: up to date\n")

@@ -14,7 +14,7 @@ import pytest
 from tests.server.kit import TOKEN, Served
 
 PAGE = (Path(__file__).parents[2] / "docs/server.md").read_text(encoding="utf-8")
-(CLIENT,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+(CLIENT,) = re.findall(r"```sh\n(url=.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
