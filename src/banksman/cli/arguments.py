@@ -132,8 +132,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_format(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, json: str, quiet: str
-) -> None:  # pyright: ignore[reportPrivateUsage]
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,  # pyright: ignore[reportPrivateUsage]
+    *,
+    json: str,
+    quiet: str,
+) -> None:
     """Add --format and --json. `json` and `quiet`: the help for the output in these formats."""
     parser.add_argument(
         "--format",
