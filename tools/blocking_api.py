@@ -49,7 +49,7 @@ HELPERS = {
     **dict.fromkeys(("BlockingWrapper", "BlockingHold", "Reader", "behind"), f"{PACKAGE}.blocking"),
     **dict.fromkeys(("BlockingCommand", "BlockingHost", "BlockingSession"), f"{PACKAGE}.blocking"),
     **dict.fromkeys(("close_unused", "stop_untaken"), f"{PACKAGE}.blocking"),
-    "CallPolicy": f"{PACKAGE}.loop_thread",
+    "CallPolicy": f"{PACKAGE}.thread_call",
     "AbstractContextManager": "contextlib",
     **dict.fromkeys(("cast", "overload"), "typing"),
     "explicit": "banksman.commands.registry",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banksman.cli.output import as_line, as_text, line_of, say_json, table
+from banksman.cli.output import as_line, as_text, say_json, table
 
 # Every possible string, including lone surrogates.
 ANY = st.text(st.characters(exclude_categories=[]), max_size=50)
@@ -78,16 +78,3 @@ def test_output_json_is_one_line_of_ascii(capsys: pytest.CaptureFixture[str]) ->
 def test_output_table_aligns_columns_without_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
     table(("A", "BBB", "C"), [("x", None, ""), ("long", 3, "y\n")])
     assert capsys.readouterr().out == "A     BBB  C\nx     -    -\nlong  3    y\\n\n"
-
-
-def test_output_describes_gaps_and_unknown_updates() -> None:
-    assert "events 3 to 9 are no longer kept" in str(line_of({"kind": "stream.gap", "first": 3, "last": 9}))
-    event = {
-        "cursor": "1.2",
-        "at": 0.0,
-        "turn": "t",
-        "kind": "update",
-        "body": {"updates": [{"sessionUpdate": "new_kind"}]},
-    }
-    assert str(line_of(event)).endswith("update t  new_kind")
-    assert line_of({**event, "body": {"updates": []}}) is None

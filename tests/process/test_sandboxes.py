@@ -297,7 +297,7 @@ def test_fork_while_another_thread_binds_a_host_can_run_commands(marker: str) ->
     """A thread that is not in the forked process holds the lock at that moment. There it would stay locked forever."""
     code = """
 import warnings
-from banksman.runtime import base_host as bound
+from banksman.runtime import loop_bound as bound
 
 warnings.simplefilter("ignore", DeprecationWarning)  # From 3.12 on, of a fork beside threads: it is what this is about.
 holds, may_go = threading.Event(), threading.Event()

@@ -38,7 +38,7 @@ from banksman.core.session.session_config import Config
 from banksman.core.wire.redaction import REDACTED, Redactor
 from banksman.errors import NameTaken, StoreDamaged, StoreError, StoreFull, UsageError
 from banksman.sessions import recovery
-from banksman.store import private_file, transfer
+from banksman.store import export_file, private_file, transfer
 from banksman.store.log import NUMBER_MAX, Chunk
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog
@@ -109,7 +109,7 @@ async def imported(log: MemoryLog | SqliteLog, session: str, times: int = 1) -> 
 
 def chunks_of(path: Path) -> Iterator[Chunk]:
     """Return the chunks of the file, without other checks."""
-    return transfer._chunks(transfer._Reader(str(path)))  # pyright: ignore[reportPrivateUsage]
+    return transfer._chunks(export_file.ExportReader(str(path)))  # pyright: ignore[reportPrivateUsage]
 
 
 def snapshot_at(seq: int) -> bytes:
@@ -350,7 +350,7 @@ async def test_imported_session_at_largest_numbers_can_be_continued_and_deleted(
     header |= {"first": last, "last": last, "snapshot_seq": last - 1, "snapshot": json.dumps(saved)}
     line |= {"seq": last, "epoch": NUMBER_MAX}
     path = tmp_path / "file"
-    path.write_bytes(b"".join(hashed([transfer.line_of(value) for value in (header, line, footer)])))
+    path.write_bytes(b"".join(hashed([export_file.line_of(value) for value in (header, line, footer)])))
     await import_session(other, path, session="s-2", name=None)
     epoch = await other.claim("s-2", agent="claude")
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -366,7 +366,7 @@ async def test_imported_session_at_largest_numbers_can_be_continued_and_deleted(
 def hashed(lines: list[bytes]) -> list[bytes]:
     """Return the lines with a correct hash in the last one, so that only the intended change is wrong."""
     digest = hashlib.sha256(b"".join(lines[:-1])).hexdigest()
-    return [*lines[:-1], transfer.line_of({**json.loads(lines[-1]), "sha256": digest})]
+    return [*lines[:-1], export_file.line_of({**json.loads(lines[-1]), "sha256": digest})]
 
 
 def changed(number: int, **members: Any) -> Callable[[list[bytes]], list[bytes]]:
@@ -493,10 +493,10 @@ async def test_export_and_import_bound_the_line_length(tmp_path: Path, monkeypat
     path = tmp_path / "file"
     path.write_bytes(b"".join(lines))
     longest = max(map(len, lines))
-    monkeypatch.setattr(transfer, "LINE_BYTES_MAX", longest)
+    monkeypatch.setattr(export_file, "LINE_BYTES_MAX", longest)
     assert await exported(one) == lines
     await import_session(other, path, session="s-1", name=None)
-    monkeypatch.setattr(transfer, "LINE_BYTES_MAX", longest - 1)
+    monkeypatch.setattr(export_file, "LINE_BYTES_MAX", longest - 1)
     with pytest.raises(UsageError, match="event 1 is too large"):
         await exported(one)
     with pytest.raises(UsageError, match="line 2: a line has at most"):

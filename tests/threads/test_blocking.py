@@ -41,8 +41,9 @@ from banksman import (
     threads,
 )
 from banksman.testing import fake_agent
-from banksman.threads import loop_thread as bridges
-from banksman.threads.loop_thread import Latch, LoopThread
+from banksman.threads import thread_call
+from banksman.threads.loop_thread import LoopThread
+from banksman.threads.thread_call import Latch
 
 T = TypeVar("T")
 
@@ -342,7 +343,7 @@ def test_ask_and_wait_timeout_withdraws_queued_ask(host: threads.Host, tmp_path:
 
 
 def test_ask_timeout_holds_with_blocked_loop_and_withdraws(host: threads.Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridges, "SETTLE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(thread_call, "SETTLE_SECONDS_MAX", 0.05)
     session = open_session(host)
     blocked, go_on = threading.Event(), threading.Event()
 
@@ -838,7 +839,7 @@ async def _thread_number() -> int:
 
 
 def test_close_ends_calls_that_wait_forever(host: threads.Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridges, "SETTLE_SECONDS_MAX", 600.0)  # The time limit for other calls must not end them.
+    monkeypatch.setattr(thread_call, "SETTLE_SECONDS_MAX", 600.0)  # The time limit for other calls must not end them.
     session = open_session(host)
     seqs: list[int] = []
 
@@ -858,7 +859,7 @@ def test_close_ends_calls_that_wait_forever(host: threads.Host, monkeypatch: pyt
 
 
 def test_close_does_not_wait_for_calls_that_never_settle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridges, "SETTLE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(thread_call, "SETTLE_SECONDS_MAX", 0.05)
     host = threads.Host()
     stuck = start(lambda: bridge_of(host).call(asyncio.Event().wait))
     _wait_for_calls(host, 1)

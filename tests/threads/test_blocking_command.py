@@ -14,7 +14,7 @@ import pytest
 
 from banksman import Closed, Ended, Finished, UsageError, threads
 from banksman.threads import blocking_execute as run_threads
-from banksman.threads.loop_thread import Latch
+from banksman.threads.thread_call import Latch
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Output of the command line: safe text, terminal control, messages on stderr, events in words."""
+"""Output of the command line: safe text, terminal control, messages on stderr."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 import threading
-import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -59,43 +58,6 @@ _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 COLUMN_WIDTH_MIN = 6
 # After this wait the program tells the user what it waits for.
 PATIENCE_SECONDS = 1.0
-# Maximum length of a line for people. --json and --raw print everything.
-SUMMARY_CHARACTERS_MAX = 500
-# Members of Banksman's events that are too long for a line.
-_LONG = (
-    "born",
-    "ref",
-    "usage",
-    "details",
-    "command",
-    "args",
-    "env",
-    "options",
-    "rules",
-    "system_prompt",
-    "schema",
-)
-_ON_BUSY = re.compile(r'on_busy="(\w+)"')
-# Matches `sessions()` and `after=None`, which are Python. Does not match `(ulimit -n)`,
-# `--flag=value` or `VARIABLE=value`, which a shell understands.
-_PYTHON = re.compile(r"\w\(|(?<![-\w])[a-z_]+=|\ban int\b")
-# HTTP paths in hints, and the verb that replaces each. The longer path comes first.
-_VERBS = {
-    "/v1/hosts": "banksman hosts",
-    "/v1/sessions": "banksman ps",
-    "/v1/commands": "banksman ps --all",
-}
-_PATH = re.compile("|".join(map(re.escape, _VERBS)))
-_OF_HTTP = re.compile(r",? with the same Idempotency-Key| \((?:GET|POST|PATCH|PUT|DELETE)\)")
-_HTTP = re.compile(
-    r"/v\d+/|/openapi\.json|\b(?:GET|POST|PATCH|PUT|DELETE|HEAD)\b|[A-Z][a-z]+-(?:Key|Type|Length|After)\b"
-)
-_STEPS = (
-    ("sessions()", "see banksman ps"),
-    ("commands()", "see banksman ps --all"),
-    ("an int", "interactive, normal, background, or a number"),
-    ("after=None", "begin again without --after"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +314,10 @@ def speak_any_language() -> None:
 
 
 def close_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter does not retry a failed write at exit."""
+    """Redirect stdout to /dev/null.
+
+    Otherwise the interpreter retries a failed write at exit.
+    """
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
@@ -396,107 +361,6 @@ def has_person() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-Event = dict[str, Any]
-
-
-def line_of(event: Event) -> str | None:
-    """Describe an event in one line. Return None for a frame that only its dialect understands."""
-    kind = event["kind"]
-    if kind == "stream.gap":
-        return f"{'':>8}  {'':8}  events {event['first']} to {event['last']} are no longer kept"
-    said = " | ".join(summary for update in _updates(event) if (summary := _update(update)))
-    if kind in ("update", "sent"):
-        if not said:
-            return None
-    else:
-        said = _own(event["body"])
-    at = time.strftime("%H:%M:%S", time.localtime(event["at"]))
-    place = f"{as_line(event['cursor']):>8}  {at}  {as_line(kind)}"
-    turn = f" {as_line(event['turn'])}" if event["turn"] else ""
-    return f"{place}{turn}  {as_line(said, characters_max=SUMMARY_CHARACTERS_MAX)}".rstrip()
-
-
-def prompt_of(prompt: Any) -> str:
-    """Return the prompt as text. A prompt is text, or a list of content blocks."""
-    if isinstance(prompt, str):
-        return prompt
-    blocks = cast("list[Any]", prompt) if isinstance(prompt, list) else []
-    return " ".join(
-        _block(cast("dict[str, Any]", each)) for each in blocks if isinstance(each, dict)
-    )
-
-
-def _block(block: dict[str, Any]) -> str:
-    return str(block["text"]) if isinstance(block.get("text"), str) else f"[{block.get('type')}]"
-
-
-def tokens_of(usage: Any) -> str:
-    """Describe the token counts; empty if the agent does not report them."""
-    if not isinstance(usage, dict):
-        return ""
-    used = cast("dict[str, Any]", usage)
-    # Claude counts cached tokens separately. Other agents include them in the input.
-    beside = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    read = [count for name in (*beside, "inputTokens") if isinstance(count := used.get(name), int)]
-    written = [
-        count
-        for name in ("output_tokens", "outputTokens")
-        if isinstance(count := used.get(name), int)
-    ]
-    return f"{sum(read)} tokens in, {sum(written)} out" if read and written else ""
-
-
 def how_to_answer(session: str, question: str) -> str:
     """Return the command that answers a question, quoted for a shell."""
     return f"banksman answer {shlex.quote(session)} {shlex.quote(question)} allow|deny"
-
-
-def hint_of(said: str) -> str:
-    """Translate a server's hint for a user at a shell.
-
-    Hints are written for callers of Python or HTTP. A hint that names a call, an argument or a path
-    is replaced by the matching CLI step, or dropped if no step certainly helps.
-    """
-    hint = _ON_BUSY.sub(r"--on-busy \1", said)
-    hint = _PATH.sub(lambda found: _VERBS[found[0]], _OF_HTTP.sub("", hint))
-    if not _PYTHON.search(hint):
-        return "" if _HTTP.search(hint) else hint
-    return next((step for named, step in _STEPS if named in hint), "")
-
-
-def _updates(event: Event) -> list[Event]:
-    return event["body"].get("updates", []) if event["kind"] == "update" else []
-
-
-def _content(update: Event) -> str:
-    content = update.get("content")
-    # Only the text kind of ACP content has words.
-    return str(content.get("text", "")) if isinstance(content, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-
-
-def _update(update: Event) -> str:
-    match update.get("sessionUpdate"):
-        case "agent_message_chunk":
-            return f"says {_content(update)}"
-        case "agent_thought_chunk":
-            return f"thinks {_content(update)}"
-        case "tool_call":
-            return f"calls {update.get('title')}"
-        case "tool_call_update":
-            return f"tool {update.get('status')}"
-        case "usage_update":
-            return ""
-        case kind:
-            return str(kind)
-
-
-def _own(body: Event) -> str:
-    shown = {
-        name: value
-        for name, value in body.items()
-        if name not in _LONG and value not in (None, [], {}, "")
-    }
-    return " ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        for name, value in shown.items()
-    )

@@ -1,23 +1,19 @@
 """The host: owner of every command and every session of one event loop.
 
 The host promises that nothing it started outlives it. Closing it, leaving its `async with`, or the
-end of its loop ends every session and every command by the ladder. Its commands are in
-`commands/registry.py`. This module has its sessions, and its life from the binding to a loop to the
-last close.
+end of its loop ends every session and every command by the ladder. `loop_bound.py` binds it to its
+loop. Its commands are in `commands/registry.py`. This module has its sessions, its drain and its
+close.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import enum
 import logging
 import os
-import threading
 import time
-import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -25,6 +21,7 @@ from banksman.commands.options import check_seconds, clamp_timeout
 from banksman.commands.registry import CommandStarter
 from banksman.commands.result import Ended
 from banksman.errors import BanksmanError, Closed, NotFound, StoreError, UsageError
+from banksman.runtime.loop_bound import LoopBound
 
 if TYPE_CHECKING:
     from banksman.core.wire.redaction import Redactor
@@ -40,7 +37,10 @@ log = logging.getLogger("banksman")
 
 
 class SettleTime(enum.Enum):
-    """When the host settles the leftovers of dead hosts in the store: on entry, or with a session."""
+    """When the host settles the leftovers of dead hosts in the store.
+
+    That is on entry, or with the first session.
+    """
 
     AT_START = enum.auto()
     # A store that cannot be opened is only logged, because a caller without sessions does not need
@@ -49,20 +49,7 @@ class SettleTime(enum.Enum):
     WHEN_NEEDED = enum.auto()
 
 
-def running_loop() -> asyncio.AbstractEventLoop:
-    """Return the running asyncio loop.
-
-    Raises `UsageError` in plain code, which has no loop, and under trio, which has another kind of
-    loop.
-    """
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        hint = "use asyncio.run(); under trio or without a loop, use banksman.threads in a thread"
-        raise UsageError("no asyncio event loop is running here", hint=hint) from None
-
-
-class Host(CommandStarter):
+class Host(LoopBound, CommandStarter):
     """Owns sessions and commands. Use `async with Host() as host`, or call `close()`.
 
     A host belongs to the loop in which it is first used.
@@ -116,10 +103,6 @@ class Host(CommandStarter):
         # When the last attempt to open the store failed. None: there was no attempt, or the store
         # is open.
         self._open_failed_at: float | None = None
-        # A weak reference: the default host of a loop is a value in a mapping keyed by that loop,
-        # and must not keep its key alive.
-        self._loop: Callable[[], asyncio.AbstractEventLoop | None] | None = None
-        self._guard: AsyncGenerator[None] | None = None
         self._draining: asyncio.Task[None] | None = None
         self._deadlines: list[asyncio.TimerHandle] = []
 
@@ -341,7 +324,10 @@ class Host(CommandStarter):
         await self._own_sessions().wait_past(position)
 
     def our_sessions(self) -> list[Session]:
-        """The sessions that this host has, or had until they were closed. Does not read the store."""
+        """The sessions that this host has, or had until they were closed.
+
+        Does not read the store.
+        """
         return [] if self._sessions is None else self._sessions.ours()
 
     @property
@@ -351,7 +337,7 @@ class Host(CommandStarter):
 
     @property
     def redactor(self) -> Redactor | None:
-        """The redactor that removes secrets from stored events; None if no secrets are configured."""
+        """The redactor that removes secrets from stored events; None without secrets."""
         return self._own_sessions().redactor
 
     def set_cluster_hooks(self, hooks: ClusterHooks | None) -> None:
@@ -464,87 +450,11 @@ class Host(CommandStarter):
             # once.
             await self._sessions.store.close()
 
-    def abandon_if_loop_is_closed(self) -> None:
-        """Abandon everything if the loop was closed without closing this host.
-
-        The commands end with the loop: the keepers end the remaining trees.
-        """
-        loop = None if self._loop is None else self._loop()
-        if loop is not None and loop.is_closed():
-            self._is_closing = True
-            self.dismiss_guard()
-            for session in self.our_sessions():
-                session.abandon()
-            if self._sessions is not None:
-                self._sessions.store.abandon()
-            self._command_registry.abandon()
-
-    def _bind(self) -> None:
-        """Bind the host to the running loop, or check that it is the same loop."""
-        loop = running_loop()
-        if self._loop is None:
-            self._loop = weakref.ref(loop)
-            _note_bound(self)
-            # A loop that ends closes its async generators, after it has cancelled its tasks. So a
-            # suspended generator learns of the end while the loop can still drain.
-            self._guard = self._drain_at_loop_end()
-            with contextlib.suppress(StopIteration):
-                self._guard.__anext__().__await__().__next__()
-        elif self._loop() is not loop:
-            raise UsageError(
-                "this host belongs to another event loop", hint="make one Host per loop"
-            )
-
-    async def _drain_at_loop_end(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            # Without a guard there is no loop to drain in: see `dismiss_guard`.
-            if self._guard is not None:
-                await self._drain()
-                # The generator refers to its loop, and the loop's mapping refers to this host.
-                # Clearing the guard breaks that cycle.
-                self._guard = None
-
-    def dismiss_guard(self) -> None:
-        """Close the guard at interpreter exit, if its loop was left open.
-
-        No other code can do that. If the generator were left to the garbage collector, it would be
-        handed to a loop that never runs again, which warns about it.
-        """
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            with contextlib.suppress(StopIteration, RuntimeError):
-                guard.aclose().__await__().__next__()
-
-
-# Every host with a loop. Needed to abandon hosts after their loop was closed without closing them,
-# and at interpreter exit.
-_bound: weakref.WeakSet[Host] = weakref.WeakSet()
-# Protects `_bound`, which hosts of several threads share. No other function is called while it is
-# held.
-_lock = threading.Lock()
-
-
-def _note_bound(host: Host) -> None:
-    """Register a host, and abandon other hosts whose loop is closed."""
-    with _lock:
-        others = list(_bound)
-        _bound.add(host)
-    for other in others:
-        other.abandon_if_loop_is_closed()
-
-
-def _dismiss_guards() -> None:
-    for host in list(_bound):
-        host.dismiss_guard()
-
-
-def _renew_lock() -> None:
-    """Replace the lock in a forked child: the thread that held it does not exist there."""
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
-
-
-atexit.register(_dismiss_guards)
-os.register_at_fork(after_in_child=_renew_lock)
+    def _abandon(self) -> None:
+        # The commands end with the loop: the keepers end the remaining trees.
+        self._is_closing = True
+        for session in self.our_sessions():
+            session.abandon()
+        if self._sessions is not None:
+            self._sessions.store.abandon()
+        self._command_registry.abandon()

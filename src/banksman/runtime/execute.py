@@ -11,7 +11,8 @@ from banksman.commands.registry import StartOptions, explicit, launch_of, option
 from banksman.commands.result import Finished
 from banksman.errors import UsageError
 from banksman.process.launch import Argv
-from banksman.runtime.base_host import Host, running_loop
+from banksman.runtime.base_host import Host
+from banksman.runtime.loop_bound import running_loop
 
 _defaults: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Host] = weakref.WeakKeyDictionary()
 

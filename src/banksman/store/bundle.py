@@ -46,9 +46,10 @@ from typing import Any, cast
 
 from banksman.core.session.event import UPDATE, Event
 from banksman.core.wire.redaction import REDACTED, Redactor, in_strings
+from banksman.store.export_file import frame_of, line_of
 from banksman.store.log import KnownSession, Log
 from banksman.store.private_file import write_new
-from banksman.store.transfer import events_of, found, frame_of, line_of
+from banksman.store.transfer import events_of, found
 
 VERSION = 1
 # Members of Banksman's own events that describe the result, in fixed words and numbers.

@@ -10,7 +10,7 @@ refused. A release gives back the session's lease, so no unowned session ever ho
 
 **Cost.** Every token of every agent passes through `append`. So an append costs per chunk, not per
 entry. The session stores an accepted append immediately (`memory_session.py`). One flush per pass
-of the event loop commits for all sessions.
+of the event loop commits for all sessions (`memory_commit.py`).
 
 **Decisions.** `append`, `advance` and `lease` decide immediately, because nothing can fail later:
 an accepted append will be committed. The completion still comes from the flush. Under the right
@@ -38,12 +38,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from banksman.core.session.event import Entry, Project
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
@@ -66,30 +63,15 @@ from banksman.store.log import (
     checked,
     checked_limit,
 )
-from banksman.store.memory_session import (
-    BEGINNING,
-    MemorySession,
-    Place,
-    PointWaiters,
-    place_of,
-    placed_after,
-    position_of,
-)
+from banksman.store.memory_commit import Completion, GroupCommit, PointWaiters
+from banksman.store.memory_session import MemorySession, place_of, placed_after, position_of
 
 # Limit per session. A long day of one agent fits. A thousand sessions at this limit would not fit,
 # and belong on a disk.
 SESSION_BYTES_MAX = 64 << 20
 
-log = logging.getLogger("banksman")
 
-
-class _Answer(NamedTuple):
-    done: Done
-    error: StoreError | NotOwner | None
-    session: MemorySession | None
-
-
-class MemoryLog:
+class MemoryLog(GroupCommit):
     """A `Log` without persistence. It belongs to the event loop in which it was opened.
 
     `bytes_max`: the memory limit of each session. Events that the last snapshot does not cover are
@@ -102,34 +84,21 @@ class MemoryLog:
         if bytes_max < 1:
             message = f"bytes_max cannot be {bytes_max!r}"
             raise UsageError(message, hint="pass 1 or more", bytes_max=bytes_max)
-        self._loop = asyncio.get_running_loop()
-        self._bytes_max = bytes_max
+        super().__init__(bytes_max)
         self._phase = LogPhase.OPEN
         self._owner = Owner(pid=os.getpid(), address="", is_here=True, is_alive=True)
         self._sessions: dict[str, MemorySession] = {}
-        # The sessions with uncommitted data. A dict keeps each once, in insertion order.
-        self._behind: dict[MemorySession, None] = {}
-        self._answers: deque[_Answer] = deque()
-        self._is_flush_due = False
-        # A separate mapping by id, because a task may wait for a session that does not exist yet.
-        self._waiters: dict[str, PointWaiters[int]] = {}
-        self._order_waiters: PointWaiters[Place] = PointWaiters()
         self._epoch_deleted_max = 0
         # Lease name to session. A session has at most one lease and also records it.
         self._leases: dict[str, MemorySession] = {}
-        # The number of the last chunk, and the end of the commit order.
+        # The number of the last chunk.
         self._number = 0
-        self._end = BEGINNING
-        # See `counters`. `failures` stays 0, because an accepted append cannot fail to commit.
-        self._counters: dict[str, float] = dict.fromkeys(
-            ("commits", "events", "bytes", "commit_seconds", "failures"), 0.0
-        )
 
     def __repr__(self) -> str:
         waiting = sum(map(len, self._waiters.values())) + len(self._order_waiters)
         return (
-            f"<MemoryLog {self._phase.name} sessions={len(self._sessions)} unanswered={len(self._answers)} "
-            f"waiting={waiting}>"
+            f"<MemoryLog {self._phase.name} sessions={len(self._sessions)} "
+            f"unanswered={len(self._answers)} waiting={waiting}>"
         )
 
     # -- owning -----------------------------------------------------------------------------------
@@ -181,7 +150,7 @@ class MemoryLog:
             assert holder.is_owned
             message = f"cannot lease {name}: session {holder.id} holds it"
             error = NotOwner(message, hint="close that session first", session=holder.id)
-        self._answer(_Answer(done, error, state))
+        self._answer(Completion(done, error, state))
         if error is None:
             assert state is not None
             self._give_back(state)
@@ -190,7 +159,9 @@ class MemoryLog:
                 state.lease = name
 
     # -- writing ----------------------------------------------------------------------------------
-    def append(  # noqa: PLR0917  The protocol's signature, called once per chunk: keyword arguments would cost time.
+    # The signature is the protocol's. It is called once per chunk: keyword arguments would cost
+    # time.
+    def append(  # noqa: PLR0917
         self,
         session: str,
         epoch: int,
@@ -427,7 +398,7 @@ class MemoryLog:
             if not answered.done():
                 answered.set_result(None)
 
-        self._answer(_Answer(done, None, None))
+        self._answer(Completion(done, None, None))
         await answered
 
     # -- decisions --------------------------------------------------------------------------------
@@ -471,7 +442,7 @@ class MemoryLog:
         done: Done,
     ) -> None:
         """Queue the completion of an append or advance, and record its failure."""
-        answer = _Answer(done, error, state)
+        answer = Completion(done, error, state)
         # A call of a former owner must not fail the calls of the current one.
         if (
             error is not None
@@ -498,52 +469,3 @@ class MemoryLog:
         if state.lease is not None:
             del self._leases[state.lease]
             state.lease = None
-
-    # -- completions ------------------------------------------------------------------------------
-    def _answer(self, answer: _Answer) -> None:
-        self._answers.append(answer)
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """Commit all accepted appends, then run the queued completions."""
-        self._commit()
-        try:
-            # Completions queued by these callbacks run in the next pass. A writer that appends in
-            # each callback must not block the event loop.
-            for _ in range(len(self._answers)):
-                self._give(self._answers.popleft())
-        finally:
-            # This also runs when a `done` raised a KeyboardInterrupt. The other calls still need
-            # their completions.
-            self._is_flush_due = bool(self._answers)
-            if self._is_flush_due:
-                self._loop.call_soon(self._flush)
-
-    def _give(self, answer: _Answer) -> None:
-        # Reset before the callback runs, so that the writer can append again from inside its
-        # `done`.
-        if answer.session is not None and answer.session.failed is answer:
-            answer.session.failed = None
-        try:
-            answer.done(answer.error)
-        except Exception:
-            # This is a bug of one writer. The other writers still need their completions.
-            session = None if answer.session is None else answer.session.id
-            log.exception("callback of a writer failed (session=%s)", session)
-
-    def _commit(self) -> None:
-        if not self._behind:
-            return
-        began = time.perf_counter()
-        for state in self._behind:
-            state.commit()
-            state.drop_beyond(self._bytes_max)
-            self._end = max(self._end, state.end)
-            if (waiters := self._waiters.get(state.id)) is not None:
-                waiters.reach(state.seq)
-        self._behind.clear()
-        self._order_waiters.reach(self._end)
-        self._counters["commits"] += 1
-        self._counters["commit_seconds"] += time.perf_counter() - began

@@ -23,10 +23,10 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, Entry, Event, Project
-from banksman.errors import StoreError, UsageError
+from banksman.errors import UsageError
 from banksman.store.log import (
     Head,
     KnownSession,
@@ -151,7 +151,6 @@ class TurnIndexes:
 # A chunk's number, and the number of its events already read. Before the first chunk: 0 and 0.
 Place = tuple[int, int]
 BEGINNING: Place = (0, 0)
-Point = TypeVar("Point", int, Place)
 
 
 class StoredChunk(NamedTuple):
@@ -175,41 +174,6 @@ _DROPPED = StoredChunk(0, 0, 0, 0.0, (), 0)
 _first = attrgetter("first")
 _number = attrgetter("number")
 _data = itemgetter(2)
-
-
-class PointWaiters(Generic[Point]):
-    """Tasks that wait until the log has passed a point, each with its point."""
-
-    def __init__(self) -> None:
-        # The future's result is the error to raise. A cancelled task then leaves no unretrieved
-        # exception.
-        self._points: dict[asyncio.Future[StoreError | None], Point] = {}
-
-    def __len__(self) -> int:
-        return len(self._points)
-
-    async def past(self, point: Point) -> None:
-        """Wait until the log has passed the point."""
-        future: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
-        self._points[future] = point
-        try:
-            error = await future
-        finally:
-            self._points.pop(future, None)
-        if error is not None:
-            raise error
-
-    def reach(self, end: Point) -> None:
-        """Wake the tasks whose point lies before `end`."""
-        for future, point in self._points.items():
-            if point < end and not future.done():
-                future.set_result(None)
-
-    def fail(self, error: StoreError) -> None:
-        """Make every waiting task raise the error."""
-        for future in self._points:
-            if not future.done():
-                future.set_result(error)
 
 
 class MemorySession:

@@ -24,7 +24,8 @@ from banksman.errors import Closed
 from banksman.host import Host as AsyncHost
 from banksman.sessions.session import Session as AsyncSession
 from banksman.sessions.turn import Turn as AsyncTurn
-from banksman.threads.loop_thread import CallPolicy, LoopThread, ThreadPhase
+from banksman.threads.loop_thread import LoopThread, ThreadPhase
+from banksman.threads.thread_call import CallPolicy
 
 A = TypeVar("A")
 T = TypeVar("T")

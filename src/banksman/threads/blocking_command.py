@@ -10,7 +10,7 @@ from banksman.commands.output_watch import Match
 from banksman.commands.result import Ended, Finished
 from banksman.commands.running_command import State
 from banksman.threads.blocking import BlockingCommand, OutputReader
-from banksman.threads.loop_thread import CallPolicy
+from banksman.threads.thread_call import CallPolicy
 
 
 class Command(BlockingCommand):

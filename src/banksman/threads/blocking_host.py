@@ -20,7 +20,7 @@ from banksman.store.log import MultiSessionPage
 from banksman.threads.blocking import BlockingHost, close_unused, stop_untaken
 from banksman.threads.blocking_command import Command
 from banksman.threads.blocking_session import Session
-from banksman.threads.loop_thread import CallPolicy
+from banksman.threads.thread_call import CallPolicy
 
 
 class Host(BlockingHost):

@@ -19,7 +19,7 @@ from banksman.sessions.status import Status
 from banksman.sessions.turn import Turn as AsyncTurn
 from banksman.store.log import READ_EVENTS_MAX, Page
 from banksman.threads.blocking import BlockingHold, BlockingSession, BlockingWrapper, Reader, behind
-from banksman.threads.loop_thread import CallPolicy
+from banksman.threads.thread_call import CallPolicy
 
 
 class Turn(BlockingWrapper[AsyncTurn]):

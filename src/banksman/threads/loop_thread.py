@@ -1,8 +1,8 @@
 """Event loop in a dedicated thread, and calls into it from other threads.
 
-`LoopThread` owns the thread, its loop and the task of every call. It guarantees that every posted
-call is answered: by its result, by its error, or by `Closed`. This holds even when a call races
-with `close`.
+`LoopThread` owns the thread, its loop and the task of every call (`thread_call.py`). It guarantees
+that every posted call is answered: by its result, by its error, or by `Closed`. This holds even
+when a call races with `close`.
 
 Theory of operation. Callers append to an inbox and wake the loop. The thread of the loop takes
 items from the inbox, starts tasks, and changes the phase. There is no lock, so a signal handler or
@@ -13,10 +13,6 @@ a finaliser may post at any moment. An ordering rule replaces the lock:
 
 So at least one of the two sees the other in every interleaving, and `popleft` gives each item to
 only one of them. The same rule holds at the start, with `_loop` in place of the phase.
-
-A caller that stops waiting (timeout or Ctrl-C) posts that to the same inbox. The loop then cancels
-the task of the call, so the async side learns about it. If the call was already answered and the
-caller has not taken the answer, `undo` reverts the effect.
 
 The thread is a daemon, and `atexit` calls `close_all`. atexit handlers run after the interpreter
 has joined the other non-daemon threads. Threads that outlive the main thread can therefore use
@@ -30,26 +26,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
-import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from banksman.commands.options import check_seconds, clamp_timeout
 from banksman.errors import BanksmanError, Closed, MachineError, UsageError
-
-log = logging.getLogger("banksman")
+from banksman.threads import thread_call
+from banksman.threads.thread_call import CallPolicy, Latch, ThreadCall, Work
 
 R = TypeVar("R")
-Work = Callable[[], Coroutine[Any, Any, R]]
 
-# How long a caller waits for a cancelled call to end. That takes a few passes of the loop. It takes
-# longer only if a callback of the program blocks the loop, and the caller must not wait for that.
-SETTLE_SECONDS_MAX = 1.0
 # How long the exit of the interpreter waits for hosts that were not closed. After this time a
 # callback must be blocking their loop. The spawner, whose exit handler runs next, ends every
 # process without them.
@@ -69,175 +60,6 @@ class ThreadPhase(enum.Enum):
     CLOSING = "closing"
     SETTLING = "settling"
     ENDED = "closed"
-
-
-class CallPolicy(enum.Enum):
-    """Behaviour of a call when its host closes."""
-
-    # Refused as soon as closing has begun.
-    ACTS = enum.auto()
-    # Like ACTS, but the call may wait for an event that never comes. It is cancelled after the host
-    # has closed.
-    WAITS = enum.auto()
-    # Started as long as the loop runs.
-    FOLLOWS = enum.auto()
-    # Like FOLLOWS, and also answered after the end if the answer needs no waiting: the state cannot
-    # change after the end.
-    READS = enum.auto()
-
-
-class Latch:
-    """One-shot event that one thread waits for.
-
-    It uses a bare lock instead of `threading.Event`. An `Event` has an internal lock in Python
-    code, which a signal handler or a finaliser of the waiting thread could find held.
-    """
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def set(self) -> None:
-        assert not self.is_set
-        self.is_set = True
-        self._lock.release()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        if self.is_set:
-            return True
-        return self._lock.acquire(timeout=-1 if seconds is None else max(0.0, seconds))
-
-
-class ThreadCall(Generic[R]):
-    """One call on its way through the loop.
-
-    Only the thread of the loop changes its state; the thread of the caller only waits.
-    """
-
-    def __init__(
-        self,
-        bridge: LoopThread,
-        work: Work[R],
-        manner: CallPolicy,
-        *,
-        context: contextvars.Context,
-        undo: Callable[[R], None] | None,
-    ) -> None:
-        self.manner = manner
-        # The loop ended before it started the call, so the call has had no effect.
-        self.was_left = False
-        self._bridge = bridge
-        self._work = work
-        self._context = context
-        self._undo = undo
-        self._task: asyncio.Task[R] | None = None
-        self._value: tuple[R] | None = None
-        self._error: BaseException | None = None
-        self._is_expired = False
-        self._is_abandoned = False
-        self._answered = Latch()
-        self._dropped = Latch()
-
-    # ── In the thread of the caller ──
-    def post(self, seconds: float | None) -> None:
-        """Send the call and return when it is answered.
-
-        If an exception ends the wait, the loop learns about it.
-        """
-        try:
-            self._bridge.post(self._start)
-            if not self._answered.wait(seconds):
-                self._bridge.post(self._expire)
-                if not self._answered.wait(SETTLE_SECONDS_MAX):
-                    raise TimeoutError("timed out, and the event loop does not respond")
-        except BaseException:
-            # Ctrl-C, an exception of a signal handler, or the TimeoutError above. Post first, then
-            # wait, so that the handler of the exception finds the ask withdrawn. A second Ctrl-C
-            # ends this wait too.
-            self._bridge.post(self._abandon)
-            self._dropped.wait(SETTLE_SECONDS_MAX)
-            raise
-
-    def result(self) -> R:
-        assert self._answered.is_set
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                # The traceback of the error has this frame, and the frame has `self`. Keeping the
-                # error here would make a reference cycle.
-                self._error = None
-        assert self._value is not None
-        return self._value[0]
-
-    # ── In the thread of the loop ──
-    def leave(self) -> None:
-        """Answer with `Closed` without starting: the loop has ended or accepts only reads."""
-        self.was_left = True
-        self._fail(self._bridge.closed())
-
-    def end(self) -> None:
-        """Answer with `Closed` if the call is still unanswered: the loop has ended."""
-        if not self._answered.is_set:
-            self._fail(self._bridge.closed())
-
-    def _start(self) -> None:
-        self._task = self._bridge.begin(self, self._work, self._context)
-        if self._task is not None:
-            self._task.add_done_callback(self._on_done)
-
-    def _expire(self) -> None:
-        """Cancel the call after its timeout, unless its answer arrives before the cancellation."""
-        self._is_expired = True
-        self._cancel_soon()
-
-    def _abandon(self) -> None:
-        """Cancel the call because its caller left, and revert an effect that no caller received."""
-        self._is_abandoned = True
-        if self._answered.is_set or self._task is None or self._bridge.phase is ThreadPhase.ENDED:
-            self._drop()
-        else:
-            self._cancel_soon()
-
-    def _cancel_soon(self) -> None:
-        # Cancel in the next pass and not in this one, so that a posted call always starts. A
-        # timeout of 0 then gets an answer that is already available, and a release without a
-        # waiting caller still releases.
-        if (
-            self._task is not None
-            and not self._answered.is_set
-            and self._bridge.phase is not ThreadPhase.ENDED
-        ):
-            self._task.get_loop().call_soon(self._task.cancel)
-
-    def _on_done(self, task: asyncio.Task[R]) -> None:
-        if task.cancelled():
-            self._fail(TimeoutError("timed out") if self._is_expired else self._bridge.closed())
-        elif (error := task.exception()) is not None:
-            self._fail(error)
-        else:
-            self._value = (task.result(),)
-            self._answered.set()
-        if self._is_abandoned:
-            self._drop()
-
-    def _fail(self, error: BaseException) -> None:
-        self._error = error
-        self._answered.set()
-
-    def _drop(self) -> None:
-        # After the end there is nothing to revert, and no loop to do it in.
-        if (
-            self._value is not None
-            and self._undo is not None
-            and self._bridge.phase is not ThreadPhase.ENDED
-        ):
-            try:
-                self._undo(self._value[0])
-            except Exception:
-                log.exception("cannot undo the result of an abandoned call")
-        self._dropped.set()
 
 
 class LoopThread:
@@ -371,6 +193,11 @@ class LoopThread:
         return Closed("the host is closed or closing", hint="open another Host")
 
     @property
+    def is_ended(self) -> bool:
+        """Whether the loop has ended."""
+        return self.phase is ThreadPhase.ENDED
+
+    @property
     def is_mine(self) -> bool:
         """Whether this process made the object.
 
@@ -483,7 +310,7 @@ class LoopThread:
             if call.manner is CallPolicy.WAITS:
                 task.cancel()
         if self._calls:
-            await asyncio.wait(list(self._calls), timeout=SETTLE_SECONDS_MAX)
+            await asyncio.wait(list(self._calls), timeout=thread_call.SETTLE_SECONDS_MAX)
 
 
 async def _perform(work: Work[R]) -> R:

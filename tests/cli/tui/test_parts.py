@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from banksman.cli.client.client import Client
 from banksman.cli.client.discovery import named
-from banksman.cli.output import PLAIN, as_line, cut, padded, prompt_of, rows, tokens_of, width, wrapped
+from banksman.cli.output import PLAIN, as_line, cut, padded, rows, width, wrapped
 from banksman.cli.tui import keyboard, session_table
 from banksman.cli.tui.event_loop import ScreenLoop, Typed
-from banksman.cli.tui.event_view import EventPrinter
+from banksman.cli.tui.event_view import EventPrinter, prompt_of, tokens_of
 from banksman.cli.tui.keyboard import HISTORY_MAX, LINE_CHARACTERS_MAX, Decoder, KeyPress, LineEditor, Pasted
 from banksman.cli.tui.question_view import question_of
 from banksman.cli.tui.screen import ScreenStatus, TextStyle, duration_in_words, seconds_in_words

@@ -4,10 +4,6 @@ The client uses only the standard library, one connection per request, and neith
 proxies: the token goes only to the server that was named. If a connection breaks, a request that is
 safe to repeat (a GET, or one with an `Idempotency-Key`) is repeated a few times. Other requests are
 not, because the server may have executed them.
-
-Replies are decoded so that an unexpected shape gives a readable error. Verbs index replies by name.
-Each object of a reply raises `UnexpectedReply` for a missing member. The members that verbs rely on
-are type-checked when the reply arrives. Deeper levels are JSON of an agent, whose shape is unknown.
 """
 
 from __future__ import annotations
@@ -23,35 +19,10 @@ from urllib.parse import quote, urlencode
 
 from banksman import sockets
 from banksman.cli.client.discovery import OwnerRequest, OwnerServers, ServerAddress, owner_of
-from banksman.cli.output import ProgressMessage, hint_of
+from banksman.cli.client.server_reply import checked, decode
+from banksman.cli.client.shell_hints import hint_of
+from banksman.cli.output import ProgressMessage
 from banksman.errors import BanksmanError
-
-_NUMBER = (int, float)
-_MAYBE_TEXT, _MAYBE_NUMBER = (str, type(None)), (int, float, type(None))
-# Members of a reply, or of an object listed in it, that have one meaning in the whole API.
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("id", "agent", "state", "phase", "kind", "cursor", "question", "answer"), str),
-    **dict.fromkeys(("name", "holder", "turn", "hold", "host", "cwd"), _MAYBE_TEXT),
-    **dict.fromkeys(("seq", "epoch"), int),
-    **dict.fromkeys(("at", "cost"), _MAYBE_NUMBER),
-    "created": _NUMBER,
-    **dict.fromkeys(("questions", "argv", "queue", "tasks", "threads"), list),
-    **dict.fromkeys(("body", "counters", "timers"), dict),
-    **dict.fromkeys(("finished", "owner", "last_in", "last_out"), (dict, type(None))),
-}
-# Members of GET replies that are lists of objects. These objects are checked, too.
-_LISTED = (
-    "sessions",
-    "events",
-    "commands",
-    "hosts",
-    "agents",
-    "asked",
-    "tree",
-    "clocks",
-    "requests",
-)
-_HINT = "check that --url or BANKSMAN_URL names a Banksman server of this version"
 
 CONNECT_SECONDS_MAX = 10.0
 # A live server answers sooner, unless it was asked to wait. Closing and interrupting take as long
@@ -62,63 +33,6 @@ LOOK_SECONDS_MAX = 30.0
 ANSWER_BYTES_MAX = 512 << 20
 # Pauses before the repetitions of a repeatable request.
 RETRY_SECONDS = (0.2, 1.0, 3.0)
-
-
-class UnexpectedReply(BanksmanError):
-    """The server is not Banksman, or is another version of it."""
-
-
-class ServerReply(dict[str, Any]):
-    """A JSON object from a server. A missing member raises `UnexpectedReply`."""
-
-    def __missing__(self, name: str) -> Any:
-        raise UnexpectedReply(f"cannot read the server's reply: it has no {name!r}", hint=_HINT)
-
-
-def decode(text: str | bytes) -> Any:
-    """Decode JSON into `ServerReply` objects. Raises `ValueError` or `RecursionError`."""
-    return json.loads(text, object_hook=ServerReply)
-
-
-def checked(reply: Any, *, is_look: bool = True) -> ServerReply:
-    """Check that the reply is an object whose known members have the right types.
-
-    `is_look`: the reply answers a GET, in which listed members must be objects, too.
-    """
-    if not isinstance(reply, ServerReply):
-        raise UnexpectedReply(
-            f"cannot read the server's reply: it is {_kind(reply)}, not an object", hint=_HINT
-        )
-    _check(reply)
-    for name in _LISTED if is_look else ():
-        listed = reply.get(name, [])
-        for each in cast("list[Any]", listed) if isinstance(listed, list) else (listed,):
-            if not isinstance(listed, list) or not isinstance(each, ServerReply):
-                raise UnexpectedReply(
-                    f"cannot read the server's reply: {name!r} contains {_kind(each)}", hint=_HINT
-                )
-            _check(each)
-    return reply
-
-
-def _check(said: ServerReply) -> None:
-    for name, value in said.items():
-        expected = _TYPES.get(name)
-        if expected is not None and not isinstance(value, expected):
-            raise UnexpectedReply(
-                f"cannot read the server's reply: {name!r} is {_kind(value)}", hint=_HINT
-            )
-
-
-def _kind(value: Any) -> str:
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "a boolean",
-        type(None): "null",
-    }
-    return next((name for kind, name in names.items() if isinstance(value, kind)), "a number")
 
 
 Query = Mapping[str, str | int | float | None]
@@ -353,7 +267,8 @@ def _is_going(error: Problem) -> bool:
 
 def _unreachable(refusal: Problem) -> Problem:
     """Return the refusal with advice for an owner that does not answer."""
-    hint = f"end that process (kill {refusal.ids.get('pid')}); the next verb then takes the session over"
+    kill = f"kill {refusal.ids.get('pid')}"
+    hint = f"end that process ({kill}); the next verb then takes the session over"
     return Problem(
         refusal.title,
         f"{refusal.detail}; that process does not answer",
@@ -532,10 +447,11 @@ def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Proble
     kind = Problem
     if response.status == 401:
         kind = NotLetIn
-        none = "set BANKSMAN_TOKEN; the token in the state folder is only for the server that this user runs"
-        hint = (
-            none if place.token is None else "check BANKSMAN_TOKEN: the token is for another server"
-        )
+        if place.token is None:
+            limit = "the token in the state folder is only for the server that this user runs"
+            hint = f"set BANKSMAN_TOKEN; {limit}"
+        else:
+            hint = "check BANKSMAN_TOKEN: the token is for another server"
     problem = kind(title, detail, hint=hint, status=response.status, ids=ids)
     after = response.headers.get("Retry-After", "")
     if after.isascii() and after.isdigit() and len(after) < 6:

@@ -26,18 +26,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.cli.client.client import (
-    Client,
-    ClientError,
-    Lost,
-    NoServer,
-    Problem,
-    Query,
-    ServerReply,
-    checked,
-    decode,
-    segment,
-)
+from banksman.cli.client.client import Client, ClientError, Lost, NoServer, Problem, Query, segment
+from banksman.cli.client.server_reply import ServerReply, checked, decode
 
 # A frame of an agent has at most 32 MiB, and JSON may encode each byte as six.
 MESSAGE_BYTES_MAX = 256 << 20

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
+import time
 from collections.abc import Iterator
 
 from banksman.cli import OK
@@ -12,7 +14,6 @@ from banksman.cli.client.client import Client, ClientError, segment
 from banksman.cli.client.event_stream import Event, EventFollower
 from banksman.cli.output import (
     as_line,
-    line_of,
     say,
     say_aside,
     say_json,
@@ -27,6 +28,22 @@ from banksman.cli.server_command import ServerParser, client_of, perform
 PAGE_EVENTS_MAX = 1000
 # Width of the cursor, the time and the spaces around them.
 INDENT = 20
+# Maximum length of a line for people. --json and --raw print everything.
+SUMMARY_CHARACTERS_MAX = 500
+# Members of Banksman's events that are too long for a line.
+_LONG = (
+    "born",
+    "ref",
+    "usage",
+    "details",
+    "command",
+    "args",
+    "env",
+    "options",
+    "rules",
+    "system_prompt",
+    "schema",
+)
 
 
 _DESCRIPTION = """\
@@ -142,3 +159,58 @@ def _say_line(line: str) -> None:
         return
     first, *rest = wrapped(line[INDENT:], max(size_of(sys.stdout)[0], INDENT * 2) - INDENT)
     say("\n".join([style.dim(line[:INDENT]) + first, *(" " * INDENT + more for more in rest)]))
+
+
+def line_of(event: Event) -> str | None:
+    """Describe an event in one line. Return None for a frame that only its dialect understands."""
+    kind = event["kind"]
+    if kind == "stream.gap":
+        return f"{'':>8}  {'':8}  events {event['first']} to {event['last']} are no longer kept"
+    said = " | ".join(summary for update in _updates(event) if (summary := _update(update)))
+    if kind in ("update", "sent"):
+        if not said:
+            return None
+    else:
+        said = _own(event["body"])
+    at = time.strftime("%H:%M:%S", time.localtime(event["at"]))
+    place = f"{as_line(event['cursor']):>8}  {at}  {as_line(kind)}"
+    turn = f" {as_line(event['turn'])}" if event["turn"] else ""
+    return f"{place}{turn}  {as_line(said, characters_max=SUMMARY_CHARACTERS_MAX)}".rstrip()
+
+
+def _updates(event: Event) -> list[Event]:
+    return event["body"].get("updates", []) if event["kind"] == "update" else []
+
+
+def _content(update: Event) -> str:
+    content = update.get("content")
+    # Only the text kind of ACP content has words.
+    return str(content.get("text", "")) if isinstance(content, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def _update(update: Event) -> str:
+    match update.get("sessionUpdate"):
+        case "agent_message_chunk":
+            return f"says {_content(update)}"
+        case "agent_thought_chunk":
+            return f"thinks {_content(update)}"
+        case "tool_call":
+            return f"calls {update.get('title')}"
+        case "tool_call_update":
+            return f"tool {update.get('status')}"
+        case "usage_update":
+            return ""
+        case kind:
+            return str(kind)
+
+
+def _own(body: Event) -> str:
+    shown = {
+        name: value
+        for name, value in body.items()
+        if name not in _LONG and value not in (None, [], {}, "")
+    }
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in shown.items()
+    )

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from banksman.cli.output import prompt_of, tokens_of
 from banksman.cli.tui.screen import Screen, TextStyle, duration_in_words
 
 Event = dict[str, Any]
@@ -264,6 +263,36 @@ def outcome_in_words(
     took = "" if at is None or began is None else f", {duration_in_words(at - began)}"
     error = f": {told['error']}" if told.get("error") else ""
     return f"{kind}{clock}{money}{used}{took}{error}"
+
+
+def prompt_of(prompt: Any) -> str:
+    """Return the prompt as text. A prompt is text, or a list of content blocks."""
+    if isinstance(prompt, str):
+        return prompt
+    blocks = cast("list[Any]", prompt) if isinstance(prompt, list) else []
+    return " ".join(
+        _block(cast("dict[str, Any]", each)) for each in blocks if isinstance(each, dict)
+    )
+
+
+def _block(block: dict[str, Any]) -> str:
+    return str(block["text"]) if isinstance(block.get("text"), str) else f"[{block.get('type')}]"
+
+
+def tokens_of(usage: Any) -> str:
+    """Describe the token counts; empty if the agent does not report them."""
+    if not isinstance(usage, dict):
+        return ""
+    used = cast("dict[str, Any]", usage)
+    # Claude counts cached tokens separately. Other agents include them in the input.
+    beside = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    read = [count for name in (*beside, "inputTokens") if isinstance(count := used.get(name), int)]
+    written = [
+        count
+        for name in ("output_tokens", "outputTokens")
+        if isinstance(count := used.get(name), int)
+    ]
+    return f"{sum(read)} tokens in, {sum(written)} out" if read and written else ""
 
 
 def _look_of(body: Event) -> TextStyle:

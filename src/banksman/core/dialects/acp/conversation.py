@@ -33,10 +33,9 @@ from banksman.core.dialects.acp import client_requests as answering
 from banksman.core.dialects.acp import protocol_v1 as words
 from banksman.core.dialects.acp import reader as reading
 from banksman.core.dialects.acp import writer as content
-from banksman.core.dialects.acp.updates import said
+from banksman.core.dialects.acp.updates import NOTHING_SAID, SaidInTurn
 from banksman.core.dialects.acp.writer import Adjusted, Prompted, Purpose, Stage
 from banksman.core.dialects.dialect import (
-    ERROR_CHARACTERS_MAX,
     Prompt,
     ProtocolOutput,
     Quirks,
@@ -52,8 +51,6 @@ from banksman.core.dialects.meaning import (
     Requested,
     RequestWithdrawn,
     Thought,
-    ToolBegan,
-    ToolEnded,
     TurnOver,
 )
 from banksman.core.session.permissions import Decision, Verdict
@@ -62,47 +59,6 @@ from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, Rp
 from banksman.core.wire.partial_json import mapping, text
 from banksman.core.wire.pending_requests import NO_ROOM, PendingRequests
 
-
-class SaidInTurn(Struct, frozen=True):
-    """Text and actions of the open turn, as far as needed to detect an error sent as an answer.
-
-    `text`: the last message; a message longer than any error is cut. `message`: its id. `call`: the
-    last reported tool call.
-    """
-
-    text: str = ""
-    message: str | None = None
-    is_nothing: bool = True
-    is_over: bool = False
-    call: str = ""
-
-    def told(self, update: Mapping[str, Any]) -> SaidInTurn:
-        """Return the state after one more update."""
-        if update["sessionUpdate"] != reading.MESSAGE:
-            # Text after a different tool call is a new message.
-            call = update.get("toolCallId")
-            is_other = isinstance(call, str) and call != self.call
-            return replace(
-                self,
-                is_nothing=False,
-                is_over=self.is_over or is_other,
-                call=call if is_other else self.call,
-            )
-        text = said(dict(update))
-        if not text:
-            return self  # One agent attaches its usage numbers to an empty chunk.
-        name = update.get("messageId")
-        message = name if isinstance(name, str) else None
-        before = "" if self.is_over or message != self.message else self.text
-        # Keep one character more than an error may have, so that a longer text is recognised.
-        return SaidInTurn(
-            (before + text)[: ERROR_CHARACTERS_MAX + 1], message, is_nothing=False, call=self.call
-        )
-
-
-NOTHING = SaidInTurn()
-
-
 # Seconds of silence after which the history counts as complete: while the answer to the fence
 # request is missing, and after it.
 _QUIET_SECONDS = {Stage.FENCING: 2.0, Stage.QUIETING: 0.3}
@@ -110,7 +66,7 @@ TOO_LARGE = "frame_too_large"
 _NOISE = Noise()
 
 
-_NOTHING_SAID: PendingRequests[Purpose] = PendingRequests()
+_NO_REQUESTS: PendingRequests[Purpose] = PendingRequests()
 # Updates that report current state rather than history.
 _STATES = frozenset(("config_option_update", "current_mode_update"))
 
@@ -128,10 +84,10 @@ class AcpProtocolState(Struct, frozen=True):
     offers: words.Offers = words.NO_OFFERS
     # Settings that remain to be set before the handshake is done.
     wishes: tuple[tuple[str, str], ...] = ()
-    exchange: PendingRequests[Purpose] = _NOTHING_SAID
+    exchange: PendingRequests[Purpose] = _NO_REQUESTS
     # Kinds of the tool calls of this turn, by call id. A permission request may omit the kind.
     tools: tuple[tuple[str, str], ...] = ()
-    said: SaidInTurn = NOTHING
+    said: SaidInTurn = NOTHING_SAID
     # Cost of the conversation until now, if the agent reports it.
     spent: float | None = None
 
@@ -169,7 +125,7 @@ class AcpProtocolState(Struct, frozen=True):
                 self, meanings=(TurnOver(refs=(ref,), is_error=True, error=NO_ROOM),)
             )
         params = {"sessionId": self.conversation, "prompt": blocks}
-        return replace(self, said=NOTHING, tools=())._call(Prompted(ref), words.PROMPT, params)
+        return replace(self, said=NOTHING_SAID, tools=())._call(Prompted(ref), words.PROMPT, params)
 
     def interrupt(self, request: str) -> ProtocolOutput:
         del request  # A cancel is a notification: only the end of the turn answers it.
@@ -272,7 +228,7 @@ class AcpProtocolState(Struct, frozen=True):
                 tools = answering.with_tool(self.tools, update)
                 return ProtocolOutput(
                     replace(protocol, tools=tools),
-                    meanings=_of_tool(update, is_new=kind == "tool_call"),
+                    meanings=reading.tool_meanings(update, is_new=kind == "tool_call"),
                 )
             case "config_option_update":
                 return ProtocolOutput(replace(protocol, offers=words.offers(update, self.offers)))
@@ -510,17 +466,3 @@ class AcpProtocolState(Struct, frozen=True):
 
 def _cancelled(purpose: Purpose) -> Purpose:
     return replace(purpose, is_cancelled=True) if isinstance(purpose, Prompted) else purpose
-
-
-def _of_tool(update: Mapping[str, Any], *, is_new: bool) -> tuple[Meaning, ...]:
-    call = update.get("toolCallId")
-    if not isinstance(call, str):
-        return ()
-    match update.get("status"):
-        case "completed" | "failed":
-            return (ToolEnded((call,)),)
-        case "in_progress":
-            return (ToolBegan((call,)),)
-        case _:
-            # An update may omit the status. A new call without a status counts as begun.
-            return (ToolBegan((call,)),) if is_new else ()

@@ -18,11 +18,19 @@ to keep is judged by its two ends.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from banksman.core.dialects.meaning import Meaning, NeedsConversation, Noise, Thought
+from banksman.core.dialects.meaning import (
+    Meaning,
+    NeedsConversation,
+    Noise,
+    Thought,
+    ToolBegan,
+    ToolEnded,
+)
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification
 from banksman.core.wire.partial_json import UNDECODABLE, mapping
@@ -119,6 +127,21 @@ def _meaning(messages: tuple[Message, ...], remembered: frozenset[str]) -> Meani
 def update_of(notice: Notification) -> dict[str, Any]:
     """Return the update of a `session/update` notification."""
     return mapping(notice.named.get("update"))
+
+
+def tool_meanings(update: Mapping[str, Any], *, is_new: bool) -> tuple[Meaning, ...]:
+    """Return the meaning of an update about a tool call. `is_new`: the update is the first."""
+    call = update.get("toolCallId")
+    if not isinstance(call, str):
+        return ()
+    match update.get("status"):
+        case "completed" | "failed":
+            return (ToolEnded((call,)),)
+        case "in_progress":
+            return (ToolBegan((call,)),)
+        case _:
+            # An update may omit the status. A new call without a status counts as begun.
+            return (ToolBegan((call,)),) if is_new else ()
 
 
 def _unremembered(kind: Any) -> Meaning | None:

@@ -11,8 +11,14 @@ answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from banksman.core.dialects.acp.reader import MESSAGE
+from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import Notification
 from banksman.core.wire.partial_json import mapping, text
@@ -94,6 +100,46 @@ class AcpTranscript:
         self._length += len(text)
         while self._length - len(self._text[0]) >= SAID_CHARACTERS_MAX:
             self._length -= len(self._text.pop(0))
+
+
+class SaidInTurn(Struct, frozen=True):
+    """Text and actions of the open turn, as far as needed to detect an error sent as an answer.
+
+    `text`: the last message; a message longer than any error is cut. `message`: its id. `call`: the
+    last reported tool call.
+    """
+
+    text: str = ""
+    message: str | None = None
+    is_nothing: bool = True
+    is_over: bool = False
+    call: str = ""
+
+    def told(self, update: Mapping[str, Any]) -> SaidInTurn:
+        """Return the state after one more update."""
+        if update["sessionUpdate"] != MESSAGE:
+            # Text after a different tool call is a new message.
+            call = update.get("toolCallId")
+            is_other = isinstance(call, str) and call != self.call
+            return replace(
+                self,
+                is_nothing=False,
+                is_over=self.is_over or is_other,
+                call=call if is_other else self.call,
+            )
+        piece = said(dict(update))
+        if not piece:
+            return self  # One agent attaches its usage numbers to an empty chunk.
+        name = update.get("messageId")
+        message = name if isinstance(name, str) else None
+        before = "" if self.is_over or message != self.message else self.text
+        # Keep one character more than an error may have, so that a longer text is recognised.
+        return SaidInTurn(
+            (before + piece)[: ERROR_CHARACTERS_MAX + 1], message, is_nothing=False, call=self.call
+        )
+
+
+NOTHING_SAID = SaidInTurn()
 
 
 def said(update: Update) -> str:

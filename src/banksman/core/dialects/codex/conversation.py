@@ -29,15 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from banksman.core.dialects.codex import client_requests, reader, writer
-from banksman.core.dialects.codex.reader import (
-    ERROR,
-    RESOLVED,
-    TOKEN_USAGE,
-    TURN_COMPLETED,
-    TURN_STARTED,
-    EndedTurn,
-    RunningTurn,
-)
+from banksman.core.dialects.codex.reader import EndedTurn, RunningTurn
 from banksman.core.dialects.codex.writer import Begin, Converse, Initialize, Join, Purpose, Stop
 from banksman.core.dialects.dialect import PLAIN, Prompt, ProtocolOutput, Setup, is_aside
 from banksman.core.dialects.meaning import (
@@ -55,23 +47,11 @@ from banksman.core.dialects.meaning import (
 )
 from banksman.core.session.permissions import DENIED, Decision, Verdict
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import (
-    BARE,
-    InvalidMessage,
-    Message,
-    Notification,
-    RpcCall,
-    RpcReply,
-)
+from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcCall, RpcReply
 from banksman.core.wire.partial_json import mapping, text
 from banksman.core.wire.pending_requests import NO_ROOM, PendingRequests
 
-# The id goes into the log, and into the request to the next process.
-CONVERSATION_CHARACTERS_MAX = 256
-# Phrases by which the agent reports an unknown thread: it never had a message, or its file is
-# missing.
-_UNKNOWN = ("no rollout found", "thread not found", "invalid session id", "invalid thread id")
-_NOTHING_SAID: PendingRequests[Purpose] = PendingRequests(BARE)
+_NO_REQUESTS: PendingRequests[Purpose] = PendingRequests(jsonrpc.BARE)
 # Matches any turn: the reply did not name the prompt's turn, or not legibly.
 _ANY = ""
 # Number of ended turns known by id. An agent may repeat notifications about a turn after later
@@ -92,7 +72,7 @@ class CodexProtocolState(Struct, frozen=True):
     """
 
     setup: Setup = PLAIN
-    exchange: PendingRequests[Purpose] = _NOTHING_SAID
+    exchange: PendingRequests[Purpose] = _NO_REQUESTS
     conversation: str | None = None
     running: RunningTurn | None = None
     accepted: tuple[tuple[str, str], ...] = ()
@@ -183,16 +163,11 @@ class CodexProtocolState(Struct, frozen=True):
         return ProtocolOutput(replace(self, exchange=exchange), (frame,))
 
     def _begin(self, ref: str, parts: list[dict[str, Any]]) -> ProtocolOutput:
-        names = {"model": "model", "permission_mode": "approvalPolicy"}
-        wishes: dict[str, Any] = {
-            names[name]: value for name, value in self.wishes if name in names
-        }
-        if self.setup.schema is not None:
-            wishes["outputSchema"] = dict(self.setup.schema)
         begin = Begin(ref, is_added=bool(self.accepted) or self._has_begun)
-        return self._call(
-            begin, "turn/start", writer.turn(self.conversation or "", ref, parts, wishes)
+        params = writer.turn(
+            self.conversation or "", ref, parts, wishes=self.wishes, schema=self.setup.schema
         )
+        return self._call(begin, "turn/start", params)
 
     def _stop(self, requests: tuple[str, ...], turn: str) -> ProtocolOutput:
         params = {"threadId": self.conversation or "", "turnId": turn}
@@ -218,7 +193,7 @@ class CodexProtocolState(Struct, frozen=True):
             case RpcReply():
                 return self._on_reply(message)
             case Notification():
-                plain = reader.plain(message) if not _is_told(message) else None
+                plain = None if reader.is_only_state(message) else reader.plain(message)
                 output = self._on_notice(message)
                 return (
                     output if plain is None else replace(output, meanings=(*output.meanings, plain))
@@ -276,17 +251,14 @@ class CodexProtocolState(Struct, frozen=True):
                 )
 
     def _on_conversation(self, request: str, reply: RpcReply) -> ProtocolOutput:
-        known = self.setup.conversation
         if reply.error is not None:
             error = str(reply.error)
-            is_unknown = known is not None and any(word in error.lower() for word in _UNKNOWN)
+            is_unknown = reader.is_unknown(error, self.setup)
             return ProtocolOutput(
                 self, meanings=(Forgot(error) if is_unknown else Replied(request, error=error),)
             )
-        name = text(mapping(reply.named.get("thread")).get("id"))
-        if name is None and not self.setup.forks:
-            name = known  # A reply with a long history may be truncated, without its id.
-        if not name or len(name) > CONVERSATION_CHARACTERS_MAX or not name.isprintable():
+        name = reader.conversation(reply, self.setup)
+        if name is None:
             error = "the agent gave no id for the thread"
             return ProtocolOutput(self, meanings=(Replied(request, error=error),))
         return ProtocolOutput(replace(self, conversation=name), meanings=(Replied(request),))
@@ -317,11 +289,7 @@ class CodexProtocolState(Struct, frozen=True):
         if over is not None and over.id == turn:
             if ref in over.refs:
                 return ProtocolOutput(self)  # The item of the prompt has already reported it.
-            opened = (
-                ()
-                if over.is_told
-                else (TurnOpened((ref,), conversation=self.conversation, can_interrupt=True),)
-            )
+            opened = () if over.is_told else (self._turn_opened(ref),)
             return ProtocolOutput(
                 replace(self, over=over.named(ref)), meanings=(*opened, *over.told(ref))
             )
@@ -338,8 +306,10 @@ class CodexProtocolState(Struct, frozen=True):
         protocol = replace(self, running=running.named(ref))
         if running.refs:
             return ProtocolOutput(protocol, meanings=(PromptTaken(ref),))
-        opened = TurnOpened((ref,), conversation=self.conversation, can_interrupt=True)
-        return ProtocolOutput(protocol, meanings=(opened,))
+        return ProtocolOutput(protocol, meanings=(self._turn_opened(ref),))
+
+    def _turn_opened(self, *refs: str) -> TurnOpened:
+        return TurnOpened(refs, conversation=self.conversation, can_interrupt=True)
 
     def _told_own(self) -> ProtocolOutput:
         """Report unassigned turns as the agent's own, once no reply about a turn is pending."""
@@ -347,7 +317,7 @@ class CodexProtocolState(Struct, frozen=True):
             return ProtocolOutput(self)
         protocol = self
         meanings: list[Meaning] = []
-        opened = TurnOpened(conversation=self.conversation, can_interrupt=True)
+        opened = self._turn_opened()
         if self.over is not None and not self.over.is_told:
             meanings += (opened, self.over.boundary())
             protocol = replace(protocol, over=replace(self.over, is_told=True))
@@ -367,23 +337,23 @@ class CodexProtocolState(Struct, frozen=True):
     # -- notifications ----------------------------------------------------------------------------
     def _on_notice(self, notice: Notification) -> ProtocolOutput:
         params = notice.named
-        if notice.method == RESOLVED:
+        if notice.method == reader.RESOLVED:
             return self._on_resolved(jsonrpc.as_id(params.get("requestId")))
         if params.get("threadId", self.conversation) != self.conversation:
             return ProtocolOutput(self)
         running = self.running
         match notice.method:
-            case method if method == TURN_STARTED:
+            case reader.TURN_STARTED:
                 turn = text(mapping(params.get("turn")).get("id"))
                 return ProtocolOutput(self) if turn is None else self._on_started(turn)
-            case method if method == TURN_COMPLETED:
+            case reader.TURN_COMPLETED:
                 return self._on_completed(mapping(params.get("turn")), is_cut=notice.is_cut)
-            case method if method == TOKEN_USAGE:
+            case reader.TOKEN_USAGE:
                 usage = mapping(params.get("tokenUsage"))
                 total, last = mapping(usage.get("total")), mapping(usage.get("last"))
                 running = None if running is None else running.counted(total, last)
                 return ProtocolOutput(replace(self, total=total or self.total, running=running))
-            case method if method == ERROR and running is not None:
+            case reader.ERROR if running is not None:
                 message = text(mapping(params.get("error")).get("message"))
                 return ProtocolOutput(
                     replace(self, running=replace(running, error=message or running.error))
@@ -414,7 +384,7 @@ class CodexProtocolState(Struct, frozen=True):
         accepted = tuple(pair for pair in self.accepted if pair[1] not in refs)
         # An interrupt that arrived before the turn names it now, and is sent below.
         protocol = replace(self, running=running, accepted=accepted, stops=())
-        opened = TurnOpened(refs, conversation=self.conversation, can_interrupt=True)
+        opened = self._turn_opened(*refs)
         output = ProtocolOutput(protocol, meanings=(opened,) if is_told else ())
         if self.stops:
             output = _then(output, lambda protocol: protocol._stop(self.stops, turn))
@@ -455,7 +425,9 @@ class CodexProtocolState(Struct, frozen=True):
         meanings: tuple[Meaning, ...] = over.told(*running.refs) if running.is_told else ()
         # Drop the pending requests about this turn, because their replies are irrelevant now. The
         # turn of each prompt is known, and an interrupt has nothing left to stop.
-        ours, needless = self.exchange.ours.without(lambda purpose: _is_settled(purpose, over))
+        ours, needless = self.exchange.ours.without(
+            lambda purpose: writer.is_settled(purpose, over.id, over.refs)
+        )
         error = "the turn ended before the agent answered the request"
         for stop in needless:
             meanings += tuple(
@@ -509,22 +481,6 @@ class CodexProtocolState(Struct, frozen=True):
         exchange, was_open = self.exchange.close(id)
         withdrawn = (RequestWithdrawn(jsonrpc.id_text(id)),) if was_open else ()
         return ProtocolOutput(replace(self, exchange=exchange), meanings=withdrawn)
-
-
-def _is_settled(purpose: Purpose, over: EndedTurn) -> bool:
-    """Return whether a pending request concerns only a turn that has ended."""
-    match purpose:
-        case Stop(turn=turn):
-            return turn == over.id
-        case Begin(ref=ref) | Join(ref=ref):
-            return ref in over.refs
-        case _:
-            return False
-
-
-def _is_told(notice: Notification) -> bool:
-    """Return whether the state alone covers a notification. An item may also be a tool."""
-    return reader.is_remembered(notice) and not notice.method.startswith("item/")
 
 
 def _then(

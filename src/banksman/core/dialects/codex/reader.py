@@ -33,7 +33,7 @@ from banksman.core.dialects.meaning import (
     TurnOver,
 )
 from banksman.core.wire import jsonrpc
-from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification
+from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcReply
 from banksman.core.wire.partial_json import decoded, items, mapping, text
 
 # Frames that are only content of the turn. The first bytes decide, because a JSON writer does not
@@ -92,6 +92,12 @@ ERROR = "error"
 RESOLVED = "serverRequest/resolved"
 _REMEMBERED = frozenset((TURN_STARTED, TURN_COMPLETED, TOKEN_USAGE, RESOLVED))
 
+# The id goes into the log, and into the request to the next process.
+CONVERSATION_CHARACTERS_MAX = 256
+# Phrases by which the agent reports an unknown thread: it never had a message, or its file is
+# missing.
+_UNKNOWN = ("no rollout found", "thread not found", "invalid session id", "invalid thread id")
+
 _NOISE = Noise()
 _THOUGHT = Thought()
 
@@ -146,6 +152,26 @@ def _meaning(message: Message) -> Meaning | None:
     if isinstance(message, Notification) and not is_remembered(message):
         return plain(message)
     return NeedsConversation((message,))
+
+
+def is_only_state(notice: Notification) -> bool:
+    """Return whether the state alone covers a notification. An item may also be a tool."""
+    return is_remembered(notice) and not notice.method.startswith("item/")
+
+
+def conversation(reply: RpcReply, setup: Setup) -> str | None:
+    """Return the id of the thread that a reply opened, or None."""
+    name = text(mapping(reply.named.get("thread")).get("id"))
+    if name is None and not setup.forks:
+        name = setup.conversation  # A reply with a long history may be truncated, without its id.
+    return (
+        name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
+    )
+
+
+def is_unknown(error: str, setup: Setup) -> bool:
+    """Return whether an error says that the agent does not have the thread to resume."""
+    return setup.conversation is not None and any(word in error.lower() for word in _UNKNOWN)
 
 
 def answer_of(text: str | None) -> Any:

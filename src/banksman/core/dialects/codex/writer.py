@@ -10,7 +10,7 @@ schema of its answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import Struct
@@ -58,9 +58,22 @@ class Stop(Struct, frozen=True):
 Purpose = Initialize | Converse | Begin | Join | Stop
 
 
+def is_settled(purpose: Purpose, turn: str, refs: tuple[str, ...]) -> bool:
+    """Return whether a request concerns only an ended turn. `refs`: the prompts of that turn."""
+    match purpose:
+        case Stop(turn=stopped):
+            return stopped == turn
+        case Begin(ref=ref) | Join(ref=ref):
+            return ref in refs
+        case _:
+            return False
+
+
 # Approval policies: when the agent asks before it acts. Newer versions reject the oldest,
 # `on-failure`, with an error.
 POLICIES = ("untrusted", "on-request", "never", "on-failure")
+# The parameters that change a setting.
+_SETTINGS = {"model": "model", "permission_mode": "approvalPolicy"}
 # The agent refuses a longer input.
 INPUT_CHARACTERS_MAX = 1 << 20
 
@@ -176,10 +189,22 @@ def _member(block: Mapping[str, Any], name: str) -> str:
 
 
 def turn(
-    thread: str, ref: str, parts: list[dict[str, Any]], wishes: Mapping[str, Any]
+    thread: str,
+    ref: str,
+    parts: list[dict[str, Any]],
+    *,
+    wishes: Iterable[tuple[str, str]],
+    schema: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Build a prompt that opens a turn. `clientUserMessageId`: the ref, which its item repeats."""
-    return {"threadId": thread, "clientUserMessageId": ref, "input": parts, **wishes}
+    """Build a prompt that opens a turn. `clientUserMessageId`: the ref, which its item repeats.
+
+    `wishes`: settings that hold from this turn on. `schema`: of the turn's answer.
+    """
+    params: dict[str, Any] = {"threadId": thread, "clientUserMessageId": ref, "input": parts}
+    params |= {_SETTINGS[name]: value for name, value in wishes if name in _SETTINGS}
+    if schema is not None:
+        params["outputSchema"] = dict(schema)
+    return params
 
 
 def steer(thread: str, turn: str, ref: str, parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tests.thorough import thorough
 
-from banksman.cli.output import hint_of
+from banksman.cli.client.shell_hints import hint_of
 
 pytestmark = thorough
 
-PACKAGE = Path(__file__).resolve().parents[2] / "src" / "banksman"
+PACKAGE = Path(__file__).resolve().parents[3] / "src" / "banksman"
 FOREIGN = re.compile(r"/v1\b|openapi|\b(GET|POST|PATCH|PUT|DELETE)\b|Idempotency|Content-Type|\w\(\)")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Generator
 import pytest
 
 from banksman.cli import REFUSED, main
-from banksman.cli.client.client import ServerReply, UnexpectedReply, checked, decode
+from banksman.cli.client.server_reply import ServerReply, UnexpectedReply, checked, decode
 
 VERBS = [
     ["ps"],
