@@ -46,14 +46,12 @@ position.
 from __future__ import annotations
 
 import enum
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from banksman.core.session.event import Entry, Event, Project
-from banksman.errors import HistoryLost, NotOwner, StoreError, UsageError
+from banksman.errors import NotOwner, StoreError
 
-_TEXT = re.compile(r"(0|[1-9a-f][0-9a-f]{0,14})(?:\.([1-9][0-9]{0,9}))?")
 # Upper bound of a page, whatever limit the caller passes. It keeps a reader from holding a whole
 # history in memory.
 READ_EVENTS_MAX = 1000
@@ -61,125 +59,6 @@ READ_EVENTS_MAX = 1000
 # It also leaves headroom in the 64 bits of an engine: the session counts up from its last seq, and
 # after a deletion new sessions begin past the deleted epoch.
 NUMBER_MAX = 1 << 53
-
-
-def checked_limit(limit: int) -> int:
-    """Return the page limit, capped at `READ_EVENTS_MAX`; raise `UsageError` below 1."""
-    if limit < 1:
-        message = f"cannot read a page of {limit} events"
-        raise UsageError(message, hint="pass a limit of 1 or more", limit=limit)
-    return min(limit, READ_EVENTS_MAX)
-
-
-def check_after(session: str, after: int) -> None:
-    """Raise `UsageError` for a negative seq to read after."""
-    if after < 0:
-        message = f"cannot read session {session} after seq {after}"
-        raise UsageError(message, hint="pass 0 or more as after", session=session, after=after)
-
-
-def check_seq(session: str, seq: int) -> None:
-    """Raise `UsageError` for a negative seq to wait past."""
-    if seq < 0:
-        message = f"cannot wait for events of session {session} after seq {seq}"
-        raise UsageError(message, hint="pass 0 or more as seq", session=session, seq=seq)
-
-
-def check_text(*texts: str | None) -> None:
-    """Raise `UsageError` for a text with a lone surrogate, which no engine can store as UTF-8."""
-    for text in texts:
-        try:
-            (text or "").encode()
-        except UnicodeEncodeError as exc:
-            message = "cannot store an id or a name: it has a lone surrogate"
-            hint = "pass text that can be encoded as UTF-8"
-            raise UsageError(message, hint=hint, text=text) from exc
-
-
-def check_no_host(session: str) -> None:
-    """Raise `UsageError` for a session id that begins with "host:".
-
-    The cluster bus addresses a host like a session, under this prefix and the host's id. A session
-    with such an id would receive messages that are meant for the host.
-    """
-    if session.startswith("host:"):
-        hint = 'pass an id that does not begin with "host:"'
-        raise UsageError("a session cannot have the id of a host", hint=hint, session=session)
-
-
-# Validation of a history that is to be restored. Every engine uses it, for chunks of any origin.
-
-
-def checked(session: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Yield the chunks unchanged, and raise `UsageError` as soon as they are not a valid history.
-
-    A valid history has at least one event, has no gaps, never lowers its epoch, and keeps its
-    numbers within `NUMBER_MAX`.
-    """
-    seq, epoch = None, 1
-    for chunk in chunks:
-        first = chunk.first if seq is None else seq + 1
-        if chunk.first != first or chunk.first < 1 or not chunk.entries:
-            message = f"cannot restore session {session}: its history is not dense"
-            hint = "begin each chunk where the previous one ended"
-            raise UsageError(message, hint=hint, session=session, seq=seq)
-        if chunk.epoch < epoch:
-            message = f"cannot restore session {session}: the epochs of its history fall"
-            raise UsageError(message, session=session, first=chunk.first, epoch=chunk.epoch)
-        seq, epoch = chunk.last, chunk.epoch
-        if seq > NUMBER_MAX or epoch > NUMBER_MAX:
-            raise UsageError(
-                f"cannot restore session {session}: the numbers of its history are too high",
-                hint=f"use no seq and no epoch above {NUMBER_MAX}",
-                session=session,
-                seq=seq,
-                epoch=epoch,
-            )
-        yield chunk
-    if seq is None:
-        message = f"cannot restore session {session}: its history is empty"
-        raise UsageError(message, hint="pass at least one event", session=session)
-
-
-# A place in the store's commit order, with a short text form that is opaque to clients.
-#
-# Everything up to the chunk `chunk` lies behind the position: the whole chunk if `taken` is 0, else
-# its first `taken` events. Each position has exactly one text form. So a reader that has finished a
-# chunk sees no gap when retention removes that chunk.
-
-
-class Position(NamedTuple):
-    """Place in the commit order of a store: a chunk, and the number of its events already read."""
-
-    chunk: int
-    taken: int = 0
-
-    @classmethod
-    def of(cls, text: str | None) -> Position:
-        """Parse the text of a position; None is the beginning.
-
-        Raise `UsageError` for malformed text.
-        """
-        if text is None:
-            return BEGINNING
-        match = _TEXT.fullmatch(text)
-        if match is None:
-            hint = "pass a position that this store has returned"
-            raise UsageError("there is no such position in this store", hint=hint, position=text)
-        return cls(int(match[1], 16), int(match[2] or 0))
-
-    @property
-    def text(self) -> str:
-        """The text form: the chunk in hexadecimal, then the number of events taken."""
-        return f"{self.chunk:x}.{self.taken}" if self.taken else f"{self.chunk:x}"
-
-    @property
-    def whole(self) -> int:
-        """The last chunk that has been read completely."""
-        return self.chunk - 1 if self.taken else self.chunk
-
-
-BEGINNING = Position(0)
 
 
 Done = Callable[[StoreError | NotOwner | None], None]
@@ -290,16 +169,6 @@ class MultiSessionPage(NamedTuple):
     events: Sequence[PositionedEvent]
     position: str
     gaps: Mapping[str, int]
-
-
-def history_lost(position: str) -> HistoryLost:
-    """Build the error for a position past the end of this store.
-
-    The reader got the position from a longer history, for example before a restore of a backup.
-    """
-    hint = "begin again (after=None)"
-    message = f"cannot read after position {position}: the store ends before it"
-    return HistoryLost(message, hint=hint, position=position)
 
 
 class OwnershipListener(Protocol):

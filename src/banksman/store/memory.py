@@ -58,13 +58,10 @@ from banksman.store.log import (
     ProjectOf,
     Snapshot,
     TurnPlace,
-    check_after,
-    check_seq,
-    checked,
-    checked_limit,
 )
 from banksman.store.memory_commit import Completion, GroupCommit, PointWaiters
 from banksman.store.memory_session import MemorySession, place_of, placed_after, position_of
+from banksman.store.preconditions import check_after, check_seq, checked, checked_limit
 
 # Limit per session. A long day of one agent fits. A thousand sessions at this limit would not fit,
 # and belong on a disk.

@@ -36,8 +36,8 @@ from banksman.store.log import (
     ProjectOf,
     Snapshot,
     TurnPlace,
-    history_lost,
 )
+from banksman.store.position import history_lost
 
 # The event kinds that begin or end a turn. A turn that the agent opens unasked is never queued.
 _MARKS = frozenset((TURN_QUEUED, TURN_STARTED, TURN_ENDED))

@@ -66,13 +66,15 @@ from banksman.store.log import (
     ProjectOf,
     Snapshot,
     TurnPlace,
+)
+from banksman.store.memory_session import TurnIndexes
+from banksman.store.preconditions import (
     check_after,
     check_no_host,
     check_seq,
     check_text,
     checked_limit,
 )
-from banksman.store.memory_session import TurnIndexes
 
 log = logging.getLogger("banksman")
 

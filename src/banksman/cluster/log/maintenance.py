@@ -27,7 +27,8 @@ from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams, token
 from banksman.cluster.nats import Nats
 from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, UsageError
-from banksman.store.log import Chunk, Snapshot, checked
+from banksman.store.log import Chunk, Snapshot
+from banksman.store.preconditions import checked
 
 # Retention drops the oldest messages of a session. It drops whole messages only, and none that the
 # last snapshot does not cover.

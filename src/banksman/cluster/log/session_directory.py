@@ -22,11 +22,10 @@ from banksman.store.log import (
     KnownSession,
     MultiSessionPage,
     Owner,
-    Position,
     PositionedEvent,
     ProjectOf,
-    history_lost,
 )
+from banksman.store.position import Position, history_lost
 
 log = logging.getLogger("banksman")
 PAGE_MESSAGES = 256

@@ -24,7 +24,8 @@ import msgspec
 
 from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import StoreDamaged
-from banksman.store.log import BEGINNING, Page, Position, Snapshot, history_lost
+from banksman.store.log import Page, Snapshot
+from banksman.store.position import BEGINNING, Position, history_lost
 
 # Size of a chunk besides its blob: the row's other columns, and its index entry.
 CHUNK_BYTES = 128

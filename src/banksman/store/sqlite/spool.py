@@ -27,7 +27,8 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from banksman.errors import StoreError
-from banksman.store.log import Chunk, checked
+from banksman.store.log import Chunk
+from banksman.store.preconditions import checked
 from banksman.store.sqlite.operations import WriterContext
 from banksman.store.sqlite.pages import CHUNK_BYTES, checksum, packed
 from banksman.store.sqlite.sqlite_errors import translate

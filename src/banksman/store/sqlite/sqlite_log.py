@@ -45,18 +45,14 @@ from banksman.store.log import (
     Owner,
     OwnershipListener,
     Page,
-    Position,
     PositionedEvent,
     ProjectOf,
     Snapshot,
     TurnPlace,
-    check_after,
-    check_seq,
-    check_text,
-    checked_limit,
-    history_lost,
 )
 from banksman.store.memory_session import TurnIndexes
+from banksman.store.position import Position, history_lost
+from banksman.store.preconditions import check_after, check_seq, check_text, checked_limit
 from banksman.store.sqlite import (
     deleted_sessions,
     maintenance,
