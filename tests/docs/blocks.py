@@ -93,7 +93,7 @@ class Place:
         self.agent("gemini", fake_acp.command(memory=home / "gemini"))
         for name in ("pip", "npm", "npx"):
             self.recorder(name)
-        ours = ("BANKSMAN_", "PYTEST_", "PYTHON", "VIRTUAL_ENV", "XDG_", "CI")
+        ours = ("BANKSMAN_", "PYTEST_", "PYTHON", "VIRTUAL_ENV", "XDG_", "CI", "MAKE", "MFLAGS")
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
             "PATH": str(self.bin),

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,6 +21,8 @@ from tests.server.kit import TOKEN, Served, port_of, terminate
 from tests.thorough import thorough
 
 from banksman.server import listener as servers
+from banksman.server import main as server_main
+from banksman.server.embedded import GracefulShutdown
 from banksman.server.problems import CLOSING_HINT
 
 HANGS = {"prompt work": ["hang"]}
@@ -92,6 +95,26 @@ def test_sigterm_repeated_does_not_change_the_exit_code(served: Served) -> None:
     assert served.process is not None
     terminate(served.process, 0.005)
     assert ended(served) == 0
+
+
+async def test_server_never_restores_the_default_action_of_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    actions: list[object] = []
+    change = signal.signal
+
+    def recorded(number: int, action: Any) -> object:
+        actions.append(action)
+        return change(number, action)
+
+    monkeypatch.setattr(signal, "signal", recorded)
+    try:
+        with server_main._hearing_signals(GracefulShutdown(1.0)):  # pyright: ignore[reportPrivateUsage]
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert actions[-2:] == [signal.SIG_IGN, signal.SIG_IGN]
+        assert signal.SIG_DFL not in actions
+    finally:
+        for number, action in before.items():
+            change(number, action)
 
 
 @pytest.mark.thorough

@@ -307,13 +307,18 @@ def _hearing_signals(ending: GracefulShutdown) -> Generator[None]:
             log.info("%s again: stopping running turns", name)
 
     loop = asyncio.get_running_loop()
+
+    def pass_on(number: int, _: object) -> None:
+        loop.call_soon_threadsafe(on_signal, number)
+
+    # Not `loop.add_signal_handler`: its removal restores the default action, if only for a moment.
+    # A signal in that moment would kill the process during its exit, and change its exit code. The
+    # loop wakes up for these signals too, because `stack_dump` has made it watch for signals.
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
+        signal.signal(number, pass_on)
+        signal.siginterrupt(number, False)
     try:
         yield
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-            # `remove_signal_handler` restores the default action. A late signal would then kill the
-            # process during its exit, and change its exit code.
             signal.signal(number, signal.SIG_IGN)
