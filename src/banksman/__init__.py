@@ -2,8 +2,9 @@
 
     done = await banksman.execute(["make", "test"], timeout=600)
 
-The names below are the public API. They are loaded at first use. So `import banksman` costs little,
-and the keepers, which import a part of this package in a separate interpreter, stay small.
+The names in `__all__` are the public API. All except `shutdown` are loaded at first use. So `import
+banksman` costs little, and the keepers, which import a part of this package in a separate
+interpreter, stay small.
 """
 
 from __future__ import annotations

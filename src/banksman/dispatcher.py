@@ -1,4 +1,8 @@
-"""Feed facts to a state machine one at a time: the loop that sessions and commands share."""
+"""Queue that feeds facts to a state machine one at a time: sessions and commands share it.
+
+It is synchronous: it uses no event loop, thread or lock. The owner passes a function that decides
+about a fact and performs the effects: `sessions/driver.py`, `commands/running_command.py`.
+"""
 
 from __future__ import annotations
 

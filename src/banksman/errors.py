@@ -6,9 +6,11 @@
 - `Refused`: Banksman, on purpose.
 - `StoreError`: the operator of the log.
 - `MachineError`: the operator of the machine (no fds, no memory, no room for another process).
+- `BugError`: the developers of Banksman.
 
-Each error has a `hint` that says what to do. An expected end (a non-zero code, a timeout, an
-interrupted turn) is a value and never an error.
+An error has a `hint` that says what to do, if there is something to do. An expected end (a non-zero
+code, a timeout, an interrupted turn) is a value and never an error. `no_room` converts an OSError
+of a start.
 """
 
 from __future__ import annotations

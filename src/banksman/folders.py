@@ -1,4 +1,6 @@
-"""Paths of the user's folders, by the XDG standard. Nothing is read or created here.
+"""Paths of the user's folders for state, configuration and sockets, by the XDG standard.
+
+The functions read the environment. They neither read nor create a file or a folder.
 
 The standard says that an empty variable or a relative path is to be ignored: a relative path would
 be a different folder for each program. Without the variable the folder is in the user's home. A

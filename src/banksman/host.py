@@ -1,4 +1,10 @@
-"""The public `Host`: `runtime/base_host.py` with the storage engine chosen by a store name."""
+"""The public `Host`: `runtime/base_host.py` with a storage engine chosen by a store name.
+
+A store name is `sqlite:PATH`, `memory:` or `nats://HOST`. This module parses it and opens the
+engine. `Host` adds the calls that need an engine: export and import of a session, a bundle for a
+bug report, the cluster, and the labels that a session needs. Sessions, drain and close are in
+`runtime/base_host.py`. Commands are in `commands/registry.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Per-user Unix sockets that authenticate a client by file permissions, without a token.
+"""Per-user Unix sockets: listen and connect without a token, and remove dead sockets.
 
-A server or a command of the CLI listens there. The folder is accessible to its user only (0700),
-and so is each socket from its first moment (0600). In addition both sides check the peer's uid,
-which the kernel provides (`peer_uid`), because a folder may be mounted, copied or opened by
-mistake.
+A server, or a host that a verb of the CLI embeds, listens there. File permissions authenticate the
+client: the folder is accessible to its user only (0700), and so is each socket from its first
+moment (0600). In addition both sides check the peer's uid, which the kernel provides (`peer_uid`),
+because a folder may be mounted, copied or opened by mistake. `connect` checks the server.
+`server/http/auth.py` checks the client.
 
 The address of a socket has room for 107 bytes, and a folder may have a longer path. So the folder
 is opened, and the socket is named through the fd: `/proc/self/fd/N/name` is always short.

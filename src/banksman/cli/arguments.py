@@ -1,6 +1,7 @@
-"""Argument parser and help formatter of all verbs.
+"""Base class of the verbs' argument parsers, their help formatter, and the flag --format.
 
-Imports nothing of the server: `exec` starts fast.
+Each verb makes its parser in `commands/`. `ServerParser` in `server_command.py` adds the flags of
+the verbs that use a server. This module imports nothing of the server: `exec` starts fast.
 """
 
 from __future__ import annotations

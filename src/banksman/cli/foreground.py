@@ -1,4 +1,8 @@
-"""Run a command in the foreground of a terminal, with its output, keys and signals passed through.
+"""Run a command for `banksman exec`: pass its output and keys through, end it on a signal.
+
+`run_foreground` runs the command on a host in this process. The first signal starts the ladder, and
+the second kills at once. `TerminalBridge` connects the user's terminal to the terminal of the
+command. `OutputPump` writes the output. The flags and exit codes are in `commands/exec.py`.
 
 A thread writes the command's output to stdout and stderr, so that a slow reader blocks nothing
 else. The shell shares stdout, so it cannot be made non-blocking, and a blocking write in the event
@@ -299,7 +303,6 @@ class _Foreground:
         return finished
 
     async def _finish_at_terminal(self, command: Command) -> Finished:
-        # Needed only with a terminal: every import adds to the start time.
 
         bridge = TerminalBridge(command, lambda: self._on_signal(signal.SIGINT))
         try:

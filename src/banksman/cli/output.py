@@ -1,4 +1,9 @@
-"""Output of the command line: safe text, terminal control, messages on stderr."""
+"""Output of the CLI: safe text, widths, tables and JSON on stdout, messages on stderr.
+
+`as_text` and `as_line` make text of an agent safe for a terminal. `width`, `cut` and `wrapped` fit
+it to columns. `Style` says whether a stream gets colours, redrawn lines or plain text.
+`ProgressMessage` tells a person what takes long. The screens of sessions are in `tui/screen.py`.
+"""
 
 from __future__ import annotations
 
@@ -289,7 +294,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
     On a narrower terminal the widest columns are cut, with an ellipsis. A pipe gets everything.
     """
-    # Imported here because not every verb prints a table, and some must start fast.
 
     cells = [
         list(head),

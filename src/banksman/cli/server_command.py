@@ -1,4 +1,10 @@
-"""Shared parts of the verbs that talk to a server: flags, session actions, exit codes, failures."""
+"""Shared parts of the verbs: errors to exit codes, server flags, opening and interrupting.
+
+- `perform` runs a verb and turns each failure into a message and an exit code. The verbs without a
+  server use it, too.
+- `ServerParser` and `client_of` are for the verbs that talk to a server, or to an embedded host.
+- `add_running` and `settings_of` are for `serve` and `host`, which run a server.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Protocols of a cluster: host leases, requests to session owners, placement and records.
+"""Protocols of a cluster: host leases, requests to owners, placement, records and transcripts.
 
-The rest of the package depends on these protocols only. `cluster/log/` implements them on NATS. A
-store on one machine has no cluster.
+`Records` looks up sessions, and has notes on sessions that no host can resume. `cluster/log/`
+implements the protocols on NATS. Apart from the code that opens or checks a store, the package
+depends on these protocols only. A store on one machine has no cluster.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """JetStream protocol: message types, error codes, and responses that arrive in several messages.
 
-Nothing here depends on the client library (`nats.py`). It parses the servers' wire format.
+It parses the servers' wire format, builds the headers of a publish, and translates errors. Nothing
+here sends a message or depends on the client library: see `nats.py`.
 """
 
 from __future__ import annotations

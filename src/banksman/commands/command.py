@@ -1,6 +1,7 @@
-"""Public API of a command: wait, stop, signal, read, watch and write.
+"""Public methods of a command (a program that runs): wait, stop, signal, read, watch and write.
 
-running_command.py owns the process and orders all events of its life.
+These are the methods that wait. `Command` inherits the rest, such as `state` and `stop_nowait`,
+from running_command.py, which owns the process and orders all events of its life.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Options of a command: timeouts, stdin, terminal, and the targets of stdout and stderr.
+"""Checked options of a command: timeouts, stdin, terminal, and targets and limits of its output.
+
+The program itself (argv, environment, folder, user) is checked by process/launch.py.
 
 All options are checked at the call. A bad number is therefore the caller's error, and never appears
 as a strange end of the command. Redirect targets are opened when the command starts.

@@ -1,8 +1,9 @@
-"""Captured output of a command: head and tail in memory, the whole in a bounded spill file.
+"""Captured output of a command: head and tail in memory, a bounded spill file for long output.
 
 A command can write forever, but the kept output must stay bounded. The beginning shows the task,
-and the end shows its result, so both stay in memory. The middle is written to a file. Beyond the
-file's limit, bytes are counted and dropped.
+and the end shows its result, so both stay in memory. A longer stream is also written to a file,
+from its first byte. Beyond the file's limit, bytes are counted and dropped. Half of this module is
+about the files: their owner, and their removal after its death. output_streams.py has the readers.
 
 **Spill files** hold output that is too large for memory. A spill file is removed with the last
 object that refers to it.

@@ -1,5 +1,8 @@
 """Output streams of a command: pull readers and flow control.
 
+`OutputReader` reads one stream. `CommandOutput` has the captures (output.py) and the readers of all
+streams, and pauses or resumes the pipes.
+
 **Pull readers.** `Command.read` and `on_output` never slow a command down. A late reader gets the
 kept output, and other output is lost. `OutputReader` is the opposite: from its first read on, the
 stream waits for it. At `HELD_BYTES` of unread data the host stops reading the pipe. The pipe fills,

@@ -1,4 +1,6 @@
-"""Search a regular expression in output that arrives in pieces, in process or as a helper.
+"""Search a regular expression in output that arrives in pieces, as a module or a helper program.
+
+output_watch.py uses both forms. The end of this text describes the program.
 
 A match may begin in the present data and be decided only by later data. Therefore the last
 `span_max` bytes are searched again with the next piece. A longer match may be missed. Each byte is

@@ -2,7 +2,7 @@
 
 `CommandRegistry` holds the running and the recently ended commands. `CommandStarter` is the half of
 a host that owns commands. The other half, sessions and the host's lifecycle, is in
-runtime/base_host.py.
+runtime/base_host.py. `StartOptions` has the keywords of `start` and `execute`.
 """
 
 from __future__ import annotations

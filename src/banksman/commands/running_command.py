@@ -3,7 +3,8 @@
 Its life reaches from the call to the proof that no process of its tree is left. Every fact, from
 the keeper, the pipes, the timers or a caller, enters by `dispatch`, one at a time, and no handler
 suspends. Therefore no task has to be cancelled and no lock is needed. A cancelled caller stops
-waiting, and the teardown continues. command.py has the methods that wait.
+waiting, and the teardown continues. command.py has the methods that wait. The process of an agent
+is a command too (sessions/agent_process.py).
 """
 
 from __future__ import annotations

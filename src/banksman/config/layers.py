@@ -1,4 +1,9 @@
-"""Read the layers of settings (flag, `BANKSMAN_*` variable, TOML file, default) and merge them."""
+"""Settings file and layers: read, merge (flag, variable, file, default), template, write.
+
+`load` merges a flag, a `BANKSMAN_*` variable, the user's TOML file and the default of each key, and
+keeps the origin. `read` reads and checks the file. `template` and `put` make and write a new file.
+`keys.py` lists the keys and checks single values.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Facts about a child process: frozen values, named in the past tense.
+"""Facts about a child process, and the values in them: frozen, named in the past tense.
 
-Each layer passes the facts up unchanged. A `Process` reports to its command, and the command to the
-`AgentProcess` of a session. The `AgentProcess` reports to the session's driver. A session wraps
-each fact in `ProcessReported`, which adds the number of the process and the time of arrival. Times
-(`at`) are seconds of the machine's monotonic clock.
+A `Process` reports facts to its command, the command to the `AgentProcess` of a session, and the
+`AgentProcess` to the session's driver. `ProcessFact` lists the facts of the first step, `Report`
+those of the last. `sessions/agent_process.py` adds `born`, `FrameWritten`, `WriteFailed` and
+`ProcessGone`. The driver redacts stderr, and wraps each fact in `ProcessReported`, which adds the
+number of the process and the time of arrival. Times (`at`) are seconds of the machine's monotonic
+clock, except in `Rung`.
 """
 
 from __future__ import annotations

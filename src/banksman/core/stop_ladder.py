@@ -1,8 +1,10 @@
 """Stop ladder: the one way to end a process tree, as data and a pure step function.
 
 This module decides which rung is next and when. It performs nothing: `step(state, fact)` returns
-effects, and time arrives with the facts. Interrupts, timeouts, eviction, the host's close and a
-command's own exit all use this one ladder. They differ only in the phase where they enter it.
+effects, and time arrives with the facts. `commands/running_command.py` performs the effects, and
+the keeper, the parent process of the tree, sends the signals. Interrupts, timeouts, eviction, the
+host's close and a command's own exit all use this one ladder. They differ only in the phase where
+they enter it.
 
     RUNNING ──StopAsked──► EOF ──► TERM ──► KILL ──► KEEPER
        │                    │        │       ▲ │       │

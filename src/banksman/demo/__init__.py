@@ -1,4 +1,8 @@
-"""Demonstrations with a scripted agent: `make run` and `make tour`. No API key, no network."""
+"""Demonstrations with a scripted agent, `make run` and `make tour`: no API key, no network.
+
+This file has the command line of the scripted agent. The demonstrations are in `server.py` and
+`tour.py`. Only `make tour AGENT=NAME` starts a real agent, at the user's cost.
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,19 @@
-"""Attributes of a child besides its program: user, limits, and inherited attributes.
+"""Check and collect the attributes of a child: user, resource limits, inherited attributes.
+
+This is the host's end, and it changes no child. `keeper/spawn.py` (on macOS `portable.py`) applies
+the attributes. Only `raise_fd_limit` changes something: the limit of open files of this process.
 
 **Another user.** A process that may change user and groups (root, or the capabilities for it) does
 so in the child, just before exec(). Any other process needs a *helper*, a program with more
 privileges such as `sudo -n`. The helper runs the command, and later runs `kill` for the processes
 that the keeper may not signal. The creator of the host configures the helper, never a caller.
 
-**Inheritance.** The zygote was started before the call. The folder, the umask and the soft limit of
-open files are sent with each order. The other attributes cannot be set from outside, or not safely:
-user and groups, capabilities, no_new_privs, seccomp, limits, priority, CPUs. Together they form a
-*fingerprint*. If the fingerprint has changed since the start of the zygote, a new zygote is
-started. A program that restricts itself after its first command must not run the next command
-outside of that restriction.
+**Inheritance.** A child inherits from the zygote, a helper process that was started before the
+call. The folder, the umask and the soft limit of open files are sent with each request. The other
+attributes cannot be set from outside, or not safely: user and groups, capabilities, no_new_privs,
+seccomp, limits, priority, CPUs. Together they form a *fingerprint*. If the fingerprint has changed
+since the start of the zygote, a new zygote is started (`zygote_client.py`). A program that
+restricts itself after its first command must not run the next command outside of that restriction.
 """
 
 from __future__ import annotations

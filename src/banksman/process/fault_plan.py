@@ -64,7 +64,7 @@ class FaultPlan:
         self.seen = 0
 
     def follow(self, role: str) -> None:
-        """Wrap every call of this process, as `role`: host, zygote, keeper or child.
+        """Wrap every call of this process, as `role`: host, zygote or keeper.
 
         Restarts the count.
         """

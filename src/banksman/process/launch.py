@@ -1,6 +1,7 @@
 """Check and prepare a launch: argv, environment, folder and fds of a child, before it starts.
 
-A bad call raises an error here, and nothing is started.
+A bad call raises an error here, and nothing is started. `attributes.py` checks the user and the
+limits. `spawn_request.py` (on macOS `portable.py`) starts the child.
 
 A child inherits the environment of this process, minus the scrubbed variables, plus the variables
 in `env`. `scrub` accepts three policies, and names of variables:

@@ -1,9 +1,13 @@
-"""Lease of a host as a shared memory page that all its keepers read.
+"""Host's end of the lease page: shared memory that tells keepers when to end their processes.
+
+A keeper is the parent process of one command. `keeper/lease_timer.py` is its end of the page.
+`kill_by` computes when the host's own ladder must reach KILL.
 
 A host with a remote store owns its sessions only for the time of a lease, and must renew the lease
-with heartbeats. The processes of these sessions must not outlive the lease, even if the host cannot
-act. Its loop may be blocked, it may be stopped (SIGSTOP), or its machine may be overloaded. So each
-keeper of these processes maps this page, and reads there when to act without an order.
+with heartbeats (`cluster/log/host_leases.py`). The processes of these sessions must not outlive the
+lease, even if the host cannot act. Its loop may be blocked, it may be stopped (SIGSTOP), or its
+machine may be overloaded. So each keeper of these processes maps this page, and reads there when to
+act without an order.
 
 **Why a page and not a message.** A heartbeat is one store of sixteen bytes, for any number of
 processes, and wakes none of them. An idle keeper reads the page when the last known time has

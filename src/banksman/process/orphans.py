@@ -1,9 +1,11 @@
 """Wait for, and if necessary end, the processes that a dead host has left behind.
 
-A keeper notices the death of its host and ends its tree by the ladder. So the only task here is to
-wait for that: a host that resumes a conversation must not do so while the old process still has it.
-Only if the keeper was killed too (a limit of G6) will nothing end the tree. Then this module ends
-it, by the recorded identity of the started process, together with its descendants.
+`trace` records the identity of a process at its start. Later the host that resumes the session
+calls `wait` or `end`. A keeper notices the death of its host and ends its tree by the ladder. So
+the only task here is to wait for that: a host that resumes a conversation must not do so while the
+old process still has it. Only if the keeper was killed too (a limit of G6, docs/guarantees.md) will
+nothing end the tree. Then this module ends it, by the recorded identity of the started process,
+together with its descendants.
 
 A process is identified by its pid, its start time, and the boot that both belong to. A pid alone
 may belong to another process, and this module never signals a process whose identity is uncertain.

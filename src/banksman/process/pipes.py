@@ -1,8 +1,8 @@
-"""Host ends of a child's pipes: plain fds in the loop's selector, closed immediately on demand.
+"""Host ends of a child's pipes: a reader and a writer of plain fds, closed immediately on demand.
 
-asyncio's stream objects are not used. Closing them does not close the fd immediately, and waiting
-for a process with them also waits for the pipes. A pipe here is an int, and closing it is
-`close()`.
+`stdio.py` opens the pipes. asyncio's stream objects are not used. Closing them does not close the
+fd immediately, and waiting for a process with them also waits for the pipes. A pipe here is an int
+in the loop's selector, and closing it is `close()`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Child process without a keeper, for systems without subreapers (macOS). Best effort.
 
 `PortableProcess` has the interface of `process.Process` and keeps the promises that are possible
-without the kernel's help. The command runs in a separate session. A stop signals its group, and
-then each descendant that `ps` shows, after a check of its start time. Two promises are missing. A
-process is never found if it left the group and its parent died before a look. When this program is
-killed, its commands keep running.
+without the kernel's help. `PortableSweep` is the counterpart of `keeper/newer_sweep.py`. The
+command runs in a separate session. A stop signals its group, and then each descendant that `ps`
+shows, after a check of its start time. Two promises are missing. A process is never found if it
+left the group and its parent died before a look. When this program is killed, its commands keep
+running.
 
 The same holds for leases. A host that loses its claims ends its commands by its ladder, in time.
 But a host that is stopped, blocked or killed does nothing, and no keeper acts in its place. Such

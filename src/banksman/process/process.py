@@ -1,9 +1,11 @@
-"""Host side of a child: its streams, and the control socket to its keeper.
+"""Host side of a child: the start, its streams, and the control socket to its keeper.
 
-`Process` owns the control socket, the streams and a use of the zygote. It takes no decisions: it
-reports events as facts to `on_fact`, and its methods carry out orders. Nothing here awaits, so a
-cancelled task cannot leave an operation half done. The host never signals a pid. Every signal is a
-request to the keeper, because only the keeper knows whether that pid is still the child.
+The keeper is the parent process of the child (`keeper/keeper.py`), and the zygote forks it.
+`Process` owns the control socket, the streams and a use of the zygote. It takes no decisions about
+a stop: it reports events as facts to `on_fact`, and its methods carry out orders. Nothing here
+awaits, so a cancelled task cannot leave an operation half done. `Process` never signals a pid.
+Every signal is a request to the keeper, because only the keeper knows whether that pid is still the
+child.
 """
 
 from __future__ import annotations

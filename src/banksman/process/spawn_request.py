@@ -1,6 +1,8 @@
-"""Request to start a child: its order and its fds, held until a zygote has taken them.
+"""Request to start a child: an encoded order for its keeper, and fds, until a zygote takes them.
 
-A start can fail at many steps, on both sides of the socket. This module has the host's side of it:
+The zygote forks a keeper, the parent process of the child, and the keeper carries out the order
+(`keeper/spare.py`). A start can fail at many steps, on both sides of the socket. This module has
+the host's side of it:
 - `SpawnRequest` owns the fds that the keeper is to get, and sends them with the order. A busy
   zygote, or a kernel that has no room, delays the request.
 - `start_error` translates the step that failed in the keeper into an error for the caller.

@@ -1,4 +1,7 @@
-"""Standard streams of a child, as the host sees them: pipes, files, or a pseudo-terminal.
+"""Standard streams of a child: open both ends of pipes, files or a terminal, and read them.
+
+`ChildStreams` owns the streams and reports data as facts; `pipes.py` reads and writes the host's
+ends. `PtyInput` is the input of a pseudo-terminal.
 
 With a pseudo-terminal, the child has its other side as stdin, stdout and stderr and as its
 controlling terminal. This has three consequences:

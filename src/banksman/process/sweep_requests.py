@@ -1,5 +1,8 @@
 """Host side of partial sweeps: marks of past moments, and pending requests to the keeper.
 
+A partial sweep ends the processes that a tree has started since a moment. The keeper does that
+(`keeper/newer_sweep.py`).
+
 **Marks.** The kernel records the start of each process in ticks of 10 ms since the boot. A tool
 that starts immediately after the prompt shares its tick with older processes. Within a tick the
 pids decide: the kernel assigns them in ascending order, and /proc/loadavg shows the last one. So

@@ -1,9 +1,10 @@
 """System calls of host, zygote and keeper, behind one module so that tests can inject faults.
 
-Every call that can fail for a reason outside this program goes through a name of this module. So a
-test can make the n-th `fork` of the zygote fail, and can record a good run to learn which calls
-there are. This module takes no decisions: the names are the kernel's, and an injected fault is an
-`OSError` that the kernel could have raised.
+Nearly every call that can fail for a reason outside this program goes through a name of this
+module. So a test can make the n-th `fork` of the zygote fail, and can record a good run to learn
+which calls there are (`fault_plan.py`). An injected fault is an `OSError` that the kernel could
+have raised. This module takes no decisions. Most names are the kernel's, and a few combine calls
+(`read_proc`, `above_stdio`).
 
 The module is loaded into every keeper, and there is one keeper per live command. Therefore it
 imports the C modules `_signal` (as `signals`) and `_socket` instead of their Python wrappers, and

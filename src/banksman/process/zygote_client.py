@@ -1,12 +1,15 @@
-"""Host side of the zygote: start it at the first spawn, replace it when dead or outdated, end it.
+"""Host side of the zygote: start it, send requests, replace it when dead or outdated, end it.
+
+The zygote is the process that forks the parent of each command (`keeper/zygote.py`). `Spawner` also
+knows all running children: `shutdown` ends them, and a fork of the program forgets them.
 
 One zygote serves the whole process: every loop, every thread, every host object. It is a frozen
 copy of the attributes that this process had when it started. If the attributes that a child would
 inherit have changed since (`attributes.py`), a new zygote is started. The old one stays as long as
 it has commands to guard.
 
-The zygote is an unreaped child of this process, held by a pidfd. It is the only process that the
-host signals directly.
+The zygote is an unreaped child of this process, held by a pidfd. Apart from the processes of dead
+hosts (`orphans.py`), it is the only process that the host signals directly.
 """
 
 from __future__ import annotations

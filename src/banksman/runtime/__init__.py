@@ -1,1 +1,1 @@
-"""The host and the module-level functions: the code that performs I/O around the pure core."""
+"""The host and its statistics, and the functions `execute`, `start` and `shutdown`."""

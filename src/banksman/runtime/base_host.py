@@ -1,9 +1,10 @@
-"""The host: owner of every command and every session of one event loop.
+"""Base of the public `Host`: owner of every command and every session of one event loop.
 
 The host promises that nothing it started outlives it. Closing it, leaving its `async with`, or the
-end of its loop ends every session and every command by the ladder. `loop_bound.py` binds it to its
-loop. Its commands are in `commands/registry.py`. This module has its sessions, its drain and its
-close.
+end of its loop ends every session and every command by the ladder. This module has the calls on
+sessions, the drain and the close. `loop_bound.py` binds the host to its loop. Its commands are in
+`commands/registry.py`, its sessions in `sessions/registry.py`. `banksman/host.py` chooses the
+store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Module-level `execute` and `start`, which use a default host of the running loop."""
+"""Module-level `execute` and `start`, which use a default host of the running loop.
+
+The end of the loop closes that host. `commands/` runs the commands. The blocking versions are in
+`threads/blocking_execute.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Statistics of a host at one moment: current sessions and commands, and counters. Read-only.
+"""Statistics of a host at one moment, and the health check of its store.
 
-Open sessions of this host are examined one by one. For the others only the number per owner is
-read, because a store may have a hundred thousand sessions.
+`take` reads the current sessions and commands, and the counters. It changes and opens nothing. Open
+sessions of this host are examined one by one. For the others only the number per owner is read,
+because a store may have a hundred thousand sessions. `has_working_store` may open the store.
 """
 
 from __future__ import annotations

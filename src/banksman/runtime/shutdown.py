@@ -1,8 +1,9 @@
-"""`shutdown`: end everything that this process has started, and wait for it.
+"""`shutdown`: end all processes that this process has started, and wait for that.
 
-Programs may call `shutdown` in a signal handler, and a handler can be entered again while it runs.
-So `shutdown` imports nothing when it is called, and exists as soon as `banksman` is imported. If
-the process has started anything, the spawner is already loaded.
+The spawner does the work: `process/zygote_client.py`. Programs may call `shutdown` in a signal
+handler, and a handler can be entered again while it runs. So `shutdown` imports nothing when it is
+called, and exists as soon as `banksman` is imported. If the process has started anything, the
+spawner is already loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""ASGI application: every route behind the authentication middleware, with a request log."""
+"""ASGI application: the table of all routes, authentication, and a log of the requests.
+
+`make` builds two applications. Clients get the one behind `AuthMiddleware`. Other hosts get the one
+without it: they have authenticated the requests that they forward. `RequestLogger` also adds the
+headers for browsers, and answers an unhandled exception with 500.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +54,7 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
 
     @functools.cache
     def described() -> bytes:
-        # Imported on the first request: the import would slow the start of a command with an
+        # Imported on the first request: the import would slow the start of a verb with an
         # embedded host.
         from banksman.server.api import openapi  # noqa: PLC0415
 

@@ -1,11 +1,11 @@
-"""Run a host and its HTTP application on given sockets, inside `banksman serve` or another program.
+"""Run a host and its HTTP application on given sockets, for a server or inside another program.
 
-`serving` is the part that `banksman serve` and a command with an embedded host share. It installs
-no signal handler, prints and announces nothing, and makes no token.
-
-`EmbeddedServer` runs `serving` in a thread of another program. That program sends its requests over
-a private Unix socket. Other commands of the same user find the socket too: the store keeps the
-address of each session's owner.
+- `serving` is the part that `banksman serve`, `banksman host` and a verb with an embedded host
+  share. It installs no signal handler, prints and announces nothing, and makes no token.
+- `GracefulShutdown` is the state of a shutdown: its time limit, and the request to skip the rest.
+- `EmbeddedServer` runs `serving` in a thread of another program. That program sends its requests
+  over a private Unix socket. Other verbs of the same user find the socket too: the store keeps the
+  address of each session's owner.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Sessions with agents: their state, the calls on them, and the start of the agent's process."""
+"""Sessions with agents: callers' objects, ownership and I/O around `core/session/`."""

@@ -1,8 +1,10 @@
-"""Agent process as the driver sees it: frames in, bytes out, and one end.
+"""Interface of the driver to an agent's process, and `RealAgent`, which runs a real process.
 
-The process is a command like any other. It uses the same stop ladder, with the end of stdin as the
-first rung. `AgentProcess` is the interface that tests replace with a fake. Every implementation
-must pass the same conformance tests.
+The driver writes frames, and gets output as bytes, reports of changes, and one end.
+`frame_reader.py` splits the bytes. `RealAgent` wraps a `Command` like any other. It uses the same
+stop ladder, with the end of stdin as the first rung. Tests replace the interface `AgentProcess`
+with a fake. Every implementation must pass the same conformance tests. `redacted` removes secrets
+from stderr.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Argument checks for callers: session names, options, the arguments of an open, and asks.
+"""Argument checks for callers: names, options, the arguments of an open, asks and settings.
 
 A wrong argument is an error of the call. It must not reach the session state machine, where it
-would fail every caller of the session.
+would fail every caller of the session. `session_spec.py` uses the checks of an open. `find_move`
+checks the reordering of asks.
 
 **Options.** In seconds unless the name says otherwise. Missing options come from the profile or
 from `Config`:

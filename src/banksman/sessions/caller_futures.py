@@ -1,8 +1,9 @@
-"""Futures of callers: accepted asks, ended turns, receipts of interrupts, granted holds.
+"""Futures of callers: accepted asks, outcomes, receipts, granted holds, changed settings.
 
-The driver reports each result to `CallerFutures` once. A cancelled caller leaves its future behind,
-and setting that future causes no warning. `KeyedTurns` finds the turn of a repeated ask, and `held`
-enters a hold.
+`CallerFutures` is the driver's `OutcomeListener`. The driver reports each result to it once. It
+passes questions and callbacks on to `questions.py` and `tools.py`. A cancelled caller leaves its
+future behind, and setting that future causes no warning. `KeyedTurns` finds the turn of a repeated
+ask, and `held` enters a hold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Hooks that a cluster member implements to announce its sessions to other hosts."""
+"""Interface that a cluster member implements: announce sessions, and fetch a session's files.
+
+`registry.py` calls these hooks. `cluster/host/member.py` implements them. The hooks of an agent are
+in `hooks.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
 """Session diagnostics: counters, turn durations and a recorder of the last facts.
 
-`CountTotals` sums the counters of all sessions of a host. Each session has its own counters, and
-they vanish with the session. A sum that an operator follows for days must not fall because of that.
-So when a session ends here, its counters are added to the totals of all ended sessions. While the
-session lives nothing is summed, and counting a frame costs one addition.
+A session has `Counters`, `TurnTimes` and a `Recorder`. `CountTotals` sums the counters and times of
+all sessions of a host. `runtime/host_stats.py` reports the sums.
+
+Each session has its own counters, and they vanish with the session. A sum that an operator follows
+for days must not fall because of that. So when a session ends here, its counters are added to the
+totals of all ended sessions. While the session lives nothing is summed, and counting a frame costs
+one addition.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 `dispatch(fact)` processes one fact at a time, to the end, without suspending. The driver owns the
 state, the process and the timers. Only the driver reads the pipe (`frame_reader.py`) and writes to
-it. The driver decides nothing: it passes each fact to the pure core and performs the returned
-effects in order. Other threads must use the loop's `call_soon_threadsafe`.
+it. It passes each fact to the pure core and performs the returned effects in order. It decides only
+about backpressure, and about an agent that has closed its stdout and does not exit. Effects for
+callers go to `outcome_listener.py`, and log entries to `log_writer.py`. Other threads must use the
+loop's `call_soon_threadsafe`.
 
 A bug in Banksman (an assert, an unexpected exception) fails only this session. The error is logged
 with the recorder's facts, the process is ended and the callers get an error. Other sessions are not

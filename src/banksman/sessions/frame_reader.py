@@ -1,4 +1,10 @@
-"""Reader of an agent's stdout: splits bytes into frames and dispatches them as `FramesRead`."""
+"""Reader of an agent's stdout: splits bytes into frames and dispatches them as `FramesRead`.
+
+It also limits the output. `Backlog` handles a flood of lines in slices, and keeps later events of
+the process behind them. `EndingOutput` bounds the output of a process that ends. `OversizeFrames`
+writes frames that are too large for the log to files. `core/wire/framing.py` finds the lines, and
+the driver reads the pipe.
+"""
 
 from __future__ import annotations
 

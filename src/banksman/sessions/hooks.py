@@ -1,6 +1,8 @@
-"""Hooks of the agent, passed to the caller's callbacks, and the tasks that run callbacks.
+"""Call the caller's hooks for an agent's hook events; run user callables in tasks.
 
-At a hook event, the agent stops, describes the next action and waits for the answer.
+At a hook event, the agent stops, describes the next action and waits for the answer. `Hooks` has
+the registrations and the calls. `CallbackRunner` also runs the tools (tools.py), so hooks and tools
+are called in the same way. `RequestTasks` also keeps the tasks of questions (questions.py).
 
 **A failed hook affects only its own event.** A hook fails if it raises, takes too long, or returns
 a value that cannot be sent. The failure is logged once and answered. Where the agent asks before an
@@ -9,8 +11,7 @@ events the answer is empty, and the agent continues.
 
 **Ownership.** Each call runs in a task that `CallbackRunner` keeps until the task ends. A callable
 may need time after its cancellation, or ignore it. The agent does not wait for that, but the end of
-the session does: see `wait_ended`. `CallbackRunner` also runs the tools (tools.py), so all
-callables of the user are called in the same way.
+the session does: see `wait_ended`.
 """
 
 from __future__ import annotations

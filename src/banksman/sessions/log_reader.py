@@ -1,7 +1,9 @@
-"""Log readers of a session: read pages up to the head, wait for new events, and continue.
+"""Readers of a session's log: pages, following new events, and `ReadableSession`.
 
-A reader is only a cursor. `ReadableSession` is a session as its log describes it, whichever host
-owns it. Reading needs only the store.
+`LogReaders` reads pages up to the head, waits for new events, and continues. A reader is only a
+cursor. A closing host serves its current followers from a buffer. `ReadableSession` is the base
+class of `Session`: a session as its log describes it, whichever host owns it. Reading needs only
+the store.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Log writer of an owned session: epoch, position, snapshots and the conversation's lease.
+"""Log writer of an owned session: appends, epoch, snapshots and the conversation's lease.
 
-Appends are pipelined, and their results arrive in order. After a failure, the appends still in
-flight belong to a run that is over, and their results are ignored. The next append starts at the
-last durable position.
+Appends are pipelined, and their results arrive in order. If too many bytes are not durable, the
+writer is behind, and the driver stops reading the agent. The lease is a lock in the log on the
+agent's conversation, so that no two sessions drive it. `log_reader.py` reads the log.
+
+After a failure, the appends still in flight belong to a run that is over, and their results are
+ignored. The next append starts at the last durable position.
 
 The writer folds the events as it appends them, so that a snapshot can be stored with the events
 that it covers. Secrets are removed first: neither the log nor the fold ever contains them.

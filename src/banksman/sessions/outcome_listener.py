@@ -1,4 +1,8 @@
-"""Interface from the driver to callers: results of asks, interrupts, holds and questions."""
+"""Interface from the driver to callers: one method for each effect that callers get.
+
+The effects are results of asks, interrupts, holds and settings, questions with their answers, and
+callbacks. `tell` calls the method for an effect. `CallerFutures` implements the interface.
+"""
 
 from __future__ import annotations
 

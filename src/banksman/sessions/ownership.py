@@ -1,4 +1,8 @@
-"""Session ownership on this host: the parts of a claimed session, and the loss of all claims.
+"""Sessions that this host owns: their parts, the locks of a claim, and the loss of ownership.
+
+`OwnedSession` holds the parts of a claimed session. `ClaimGate` serialises calls that open, claim
+or delete. `OwnershipGuard` ends all sessions when the host loses its lease. `registry.py` claims
+sessions, through `recovery.py`.
 
 A local store never takes a session away from its owner. A store on other machines knows a host only
 by its heartbeats. When they stop, it gives the host's sessions to other hosts, and by then no

@@ -1,9 +1,12 @@
 """Limit on the agent processes of a host and on the number of concurrent starts.
 
-All sessions of a host share one pool. A start costs an agent half a second of a core. Eight
-concurrent starts on two cores cost each agent five seconds. So few agents start at the same time,
-the most urgent first. A start that takes long waits for something other than a core and stops
-counting: a handful of agents that hang at their start must not block all others.
+All sessions of a host share one pool. It has slots and a queue of sessions, but no processes: the
+drivers start and stop them when the pool says so.
+
+A start costs an agent half a second of a core. Eight concurrent starts on two cores cost each agent
+five seconds. So few agents start at the same time, the most urgent first. A start that takes long
+waits for something other than a core and stops counting: a handful of agents that hang at their
+start must not block all others.
 
 With a limit on processes, a session that needs a process takes the place of the process that has
 been idle for the longest time. A process in use is never evicted. In that case the new session

@@ -1,10 +1,12 @@
-"""Agent profile: measured properties of an agent program, parsed from a TOML file.
+"""Agent profile: measured properties of an agent program, checked as tables of a TOML file.
 
 A profile describes a program, not a session. A caller's choices for one session (a model, a folder,
-another command) are not part of it. `parse` checks the whole file before a process is started with
-it. An error names the file, the key, the value and the allowed values. An unknown key is an error
-too, because a misspelt key would silently mean the default. known_agents.py finds the profiles and
-resolves duplicate names.
+another command) are not part of it. `known_agents.py` finds and reads the files, and resolves
+duplicate names. `transcript_path` finds the agent's file of a conversation.
+
+`parse` checks all tables before a process is started with them. An error names the file, the key,
+the value and the allowed values. An unknown key is an error too, because a misspelt key would
+silently mean the default.
 """
 
 from __future__ import annotations

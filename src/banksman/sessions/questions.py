@@ -1,9 +1,10 @@
-"""Questions of the agent: list them, pass them to a callback, and record one answer each.
+"""Questions of the agent for callers: list, pass to a callback, check and give the answers.
 
-The session's state decides whether a question is open. `answer` checks the state and dispatches its
-fact without suspending in between. So of two concurrent answers, or of an answer and an expiry, one
-is the first. The other call returns that first answer. Recent answers are kept here. Older answers
-are in the log: see `find_answer`.
+The state machine (`core/session/questions.py`) decides whether a question is open, and applies
+rules and timeouts. `answer` checks the state and dispatches its fact without suspending in between.
+So of two concurrent answers, or of an answer and an expiry, one is the first. The other call
+returns that first answer. Recent answers are kept here. Older answers are in the log: see
+`find_answer`.
 """
 
 from __future__ import annotations

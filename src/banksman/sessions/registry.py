@@ -2,7 +2,8 @@
 
 All sessions share one log and one pool. To open a session, the host claims it and takes it over
 (recovery.py). A new session has no past. Two callers that open the same session at the same time
-get the same object: the second call waits for the first.
+get the same object: the second call waits for the first. `session_table.py` finds session objects,
+and `session_spec.py` checks the arguments of an open.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Session handle for asyncio callers: ask, follow, interrupt, hold, answer, close.
+"""`Session`, the handle for asyncio callers: ask, interrupt, hold, answer, settings, status.
 
-The handle holds no state that decides anything. Each call becomes a fact for the driver, and the
-driver sets the future that the caller waits on. A cancelled caller stops waiting. An ask that was
-not accepted yet is withdrawn when its last caller is cancelled.
+Base classes have the rest: `log_reader.py` reads and follows, `session_lifecycle.py` closes, drains
+and leaves. The handle holds no state that decides anything. Each call becomes a fact for the
+driver, and the driver sets the future that the caller waits on. A cancelled caller stops waiting.
+An ask that was not accepted yet is withdrawn when its last caller is cancelled.
 
 The session is in the store, whichever host owns it. Reading needs only the store. A call that
 changes something needs ownership. The first of these calls claims the session, or is refused

@@ -1,7 +1,8 @@
-"""Lifecycle of a session on its host: open again, close, drain, leave.
+"""Base class of `Session`: close, drain, leave, and apply a new spec after a reopen.
 
-This class holds no state that decides anything. Each call becomes a fact for the session's driver,
-in the session's event loop.
+`registry.py` opens sessions and attaches the owned parts. This class holds no state that decides
+anything. Each call becomes a fact for the session's driver, in the session's event loop. The state
+machine of a shutdown is `core/session/shutdown.py`.
 """
 
 from __future__ import annotations

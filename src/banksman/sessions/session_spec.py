@@ -1,8 +1,9 @@
-"""Session spec: the checked arguments of an open, and the processes that are started from them.
+"""Session spec: the checked arguments of an open, process starts, and needs for a host.
 
 `SessionSpec` starts the agent's process again and again, always as the caller asked for it. The log
 keeps its `record`, and `SessionSpec.from_record` rebuilds the spec from it. `Startup` holds the
-specs of the running process and of the next process.
+specs of the running process and of the next process. The functions at the top compare the needs of
+a session with the labels and agents of a host. `arguments.py` has the checks of single arguments.
 
 **Needs.** A session needs a host that has its labels and its agent. Needs and offers are lists of
 the same words. A host satisfies a need if it offers every word of it.

@@ -1,6 +1,8 @@
-"""Status of a session at one moment, as a read-only value.
+"""Status of a session at one moment, built from its driver, a listing or its log.
 
-Reading a status changes nothing.
+A `Status` is a read-only value, and building it changes nothing. It has the phase, the queue, the
+clocks and the open requests. `state_of` sums the phase up, and shows a session that seems stuck.
+`Session.status` and `Session.look` return it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Python functions as tools of the agent: an in-process MCP server, and tasks that run calls."""
+"""Python functions as tools of the agent, and the tasks that answer an agent's callbacks.
+
+`Tool` and `ToolServer` are an MCP server of functions, without a process and without a socket.
+`Callbacks` runs every call of the agent into the caller's process: tools, hooks (hooks.py), and
+files and terminals (workspace/). The state machine decides which calls run:
+`core/session/questions.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Asyncio handle of a turn: its state, its outcome and the agent's output."""
+"""Asyncio handle of a turn: its state, its outcome and the agent's output.
+
+The driver resolves a turn that this host accepted. The outcome of any other turn, and all output,
+is read from the log. `core/session/turn.py` has the turn of the state machine.
+"""
 
 from __future__ import annotations
 

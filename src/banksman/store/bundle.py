@@ -1,4 +1,8 @@
-"""Export a session for a bug report: all frames, with secrets and personal data removed.
+"""Export a session for a bug report: all frames, without known secrets and personal data.
+
+The result, a *bundle*, is for people to read and for a fake agent to replay. It cannot be imported:
+`transfer.py` exports sessions for that. No pattern knows every key, so read a bundle before you
+give it away. `text=False` masks all text that is not structural.
 
     {"banksman": "bundle", "version": 1, "agent": …, "banksman_version": …, "python": …,
      "platform": …, "text": true}

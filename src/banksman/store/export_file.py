@@ -1,6 +1,6 @@
 """File format of an exported session: encode the lines, and read them with every line checked.
 
-The file has one JSON object per line:
+`transfer.py` has the export and the import. The file has one JSON object per line:
 
     {"banksman": "session", "version": 1, "id": …, "name": …, "agent": …, "created": …,
      "first": 1, "last": 74}

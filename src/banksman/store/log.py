@@ -1,6 +1,8 @@
 """Protocol that every log engine implements: claims, appends, reads, waits and deletion.
 
-The rest of the package knows an engine only through this protocol.
+The engines are `memory.py`, `sqlite/` and `cluster/log/`. Apart from the code that opens or
+inspects a store, the package knows an engine only through this protocol. This module also has the
+values that the methods take and return.
 
 **Store and ownership.** A store holds sessions, and a session holds its events in order. A `Log` is
 one host's handle on a store. Several hosts may have a handle on the same store.

@@ -1,12 +1,13 @@
 """In-memory log engine, for tests and for programs that need no history beyond their own life.
 
-It implements the protocol of `log.py` with a memory limit. Past `bytes_max` it drops a session's
-oldest chunks, as far as the last snapshot allows. A reader behind them gets the dropped range as a
-gap. The rest of this text describes how the engine works, and its choices where the protocol leaves
-a choice.
+It implements the protocol of `log.py` with a memory limit. `memory_session.py` stores each session,
+and `memory_commit.py` commits. Past `bytes_max` the engine drops a session's oldest chunks, as far
+as the last snapshot allows. A reader behind them gets the dropped range as a gap. The rest of this
+text describes how the engine works, and its choices where the protocol leaves a choice.
 
-**Ownership.** The store has one handle, so this host owns every owned session, and no claim is
-refused. A release gives back the session's lease, so no unowned session ever holds a lease.
+**Ownership.** The store has one handle, so this host owns every owned session, and no claim fails
+because of another owner. A release gives back the session's lease, so no unowned session ever holds
+a lease.
 
 **Cost.** Every token of every agent passes through `append`. So an append costs per chunk, not per
 entry. The session stores an accepted append immediately (`memory_session.py`). One flush per pass

@@ -1,4 +1,7 @@
-"""In-memory storage of one session, and in-memory indexes of turns.
+"""In-memory storage of one session, its positions, and in-memory indexes of turns.
+
+The storage belongs to the in-memory engine (`memory.py`). The parts for turns (`marks_of`,
+`TurnIndexes`) also serve the engines on SQLite and NATS.
 
 **Chunks.** An accepted chunk is in the list immediately, but readers see only events up to `seq`,
 the committed head. The chunks between `seq` and `tail` are accepted and not yet committed. The

@@ -1,4 +1,8 @@
-"""Place in the commit order of a store, with a short text form that is opaque to clients."""
+"""Place in the commit order of a store, with a short text form that is opaque to clients.
+
+The engines on SQLite and NATS use `Position`. The in-memory engine has another form, in
+`memory_session.py`. `history_lost` is the error of all engines for a place past the end.
+"""
 
 from __future__ import annotations
 

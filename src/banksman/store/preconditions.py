@@ -1,4 +1,7 @@
-"""Checks of the arguments that every log engine makes before it acts."""
+"""Checks of arguments that the log engines share: limits, seqs, texts, ids, restored histories.
+
+Not every engine needs every check: only the cluster reserves ids of hosts (`check_no_host`).
+"""
 
 from __future__ import annotations
 

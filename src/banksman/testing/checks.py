@@ -1,6 +1,7 @@
-"""Invariants of every session, checked on its log, the input of its processes, and its outcomes.
+"""Checks of session invariants: in logs, outcomes, agent input and client streams; and of leaks.
 
-Each check raises AssertionError and names the place of the violation.
+Each check raises AssertionError and names the place of the violation. `Things` is different: it
+lists the fds, threads, tasks and children that a test has leaked.
 
     events = [event async for event in session.follow()]        # of a session that is closed
     checks.log(events)

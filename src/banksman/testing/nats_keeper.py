@@ -2,9 +2,10 @@
 
     python nats_keeper.py PARENT FOLDER PROGRAM
 
-The keeper reads one command a line from stdin and answers each with one line; see `_Keeper.told`.
-When its parent dies or stdin ends, it kills every node, removes the folder and exits. It watches
-both signs, because the end of stdin alone is not enough: a fork of the parent keeps the pipe open.
+This keeper is a test tool, not the keeper of `banksman.process`. It reads one request a line from
+stdin and answers each with one line; see `_Keeper.told`. When its parent dies or stdin ends, it
+kills every node, removes the folder and exits. It watches both signs, because the end of stdin
+alone is not enough: a fork of the parent keeps the pipe open.
 
 If the keeper itself is killed, the kernel kills the nodes, because each node has a parent-death
 signal. That signal fires when the *thread* that forked the node ends. A thread of the test process

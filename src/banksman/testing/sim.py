@@ -1,5 +1,8 @@
 """Explore the schedules of asyncio code in virtual time, without a clock, thread or file.
 
+`explore` runs a scenario under many schedules, `replay` under one, and `shrink` makes a failing
+schedule smaller. `SimLoop`, the event loop, is in `sim_loop.py`.
+
 Theory of operation. A *step* is one handle that the loop runs: a callback, a timer, one part of a
 task between two awaits. Nothing can run between two lines of one step. Every race in asyncio code
 therefore depends only on which step comes next. `SimLoop` runs steps in asyncio's order, unless a

@@ -1,4 +1,8 @@
-"""Fault injection for sessions in virtual time: simulated processes and a failing log.
+"""Simulated agent processes for sessions in virtual time, with the faults that a test chooses.
+
+`World` starts the processes. `Play` defines how the agent answers one prompt, and `Manner` how one
+process behaves for every prompt. The agent inside a process is in `world_agent.py`. The log that
+fails, `WorldLog`, is in `world_store.py`.
 
     async def scenario():
         plays = {"hi": Play(says=("hm",)), "": Play(hangs=True)}
@@ -8,14 +12,13 @@
 
     sim.explore(scenario, departures_max=2)
 
-`Play` defines how the agent answers one prompt. `Manner` defines how one process behaves for every
-prompt. All reports of a process come through lanes of the loop, in any order that causality allows.
+All reports of a process come through lanes of the loop, in any order that causality allows.
 `World.violations` collects errors that are wrong in every order: two open prompts, an incomplete
 frame, a write to a stopped process.
 
-A process reports through four lanes. Each lane is FIFO, and the explorer may reorder the lanes:
+A process reports through these lanes. Each lane is FIFO, and the explorer may reorder the lanes:
 
-- `stdin`: the process has taken a frame.
+- `stdin`: the process has taken a frame. With `Manner.is_told_late`, the lane `taken` reports it.
 - `stdout`: output, and the end of output.
 - `tree`: started, exited, gone.
 - `tools`: the tools were swept.

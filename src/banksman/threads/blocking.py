@@ -1,7 +1,8 @@
-"""Base classes of the blocking API: wrappers of async objects, blocking iterators and holds.
+"""Base classes of the blocking API: wrappers, iterators, output readers, holds and the host.
 
-This module also has the methods of the blocking classes that need more than a call of the async
-method. `tools/blocking_api.py` generates the other methods.
+They have the methods of the blocking classes that need more than a call of the async method.
+`tools/blocking_api.py` generates the other methods, in `blocking_session.py`, `blocking_command.py`
+and `blocking_host.py`. `loop_thread.py` runs the event loop in its thread.
 """
 
 from __future__ import annotations

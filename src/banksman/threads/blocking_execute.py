@@ -1,4 +1,8 @@
-"""Blocking `execute` and `start` for callers without a `Host`."""
+"""Blocking `execute` and `start` for callers without a `Host`.
+
+`execute` runs in an event loop made for the call. `start` uses one default host of the process. At
+interpreter exit all loop threads are closed. This file is written by hand.
+"""
 
 from __future__ import annotations
 

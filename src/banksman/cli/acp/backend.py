@@ -1,4 +1,12 @@
-"""Find the server for `banksman acp`, or start one in this process for the editor's sessions."""
+"""Server access of `banksman acp`: find a server, or run one in this process.
+
+- `Backend` finds the server, sends requests for the other modules of `acp`, and looks for another
+  server when the first is gone.
+- `BundledServer` runs the server of `banksman serve` in the main thread, if no other server is
+  found.
+- `MainThreadRequests` is the queue by which other threads ask the main thread for that. `main.py`
+  reads it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Connection to one editor: JSON-RPC lines over stdin and stdout, requests in both directions."""
+"""Connection to one editor: JSON-RPC lines over stdin and stdout, requests in both directions.
+
+`Outbox` queues the lines to the editor, and a thread writes them. `EditorConnection` keeps the open
+requests of both sides. It answers invalid messages, and starts a thread for each request that needs
+the server. `methods.py` performs the methods. `editor_session.py` sends the updates, and
+`open_questions.py` the questions.
+"""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ One thread follows the session's log and sends everything about the session to t
 order of the log: updates, questions, and at the end of a turn the answer to its prompt. An answer
 therefore never overtakes an update that belongs before it. Loading a session means following it
 from its first event, and answering the request when the former end of the log is passed.
+`session_updates.py` translates the events.
 
-Each prompt gets a key before it is sent, and the log records that key. The owner of a turn is thus
-known at its first event, even if the event arrives before the server's reply.
+Each prompt gets a key before it is sent, and the log records that key. The prompt of a turn is thus
+known at the first event of the turn, even if the event arrives before the server's reply.
 
 Requests to the server block, so each has a thread. One lock protects all state that these threads
 share.

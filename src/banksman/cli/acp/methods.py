@@ -1,4 +1,10 @@
-"""ACP methods about sessions (list, open, load, prompt, cancel), and the editor's open sessions."""
+"""ACP methods of an editor: initialize, open, load, list, configure, close, delete.
+
+`Methods` turns each call of the editor into requests to the server. `EditorSessions` is the table
+of the sessions that the editor has open, and limits how many of them are followed. A prompt is only
+registered here: `editor_session.py` sends it. `editor.py` dispatches the calls and handles
+`session/cancel`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Forward the agent's open questions to the editor, and the editor's answers to the server."""
+"""Forward the agent's permission questions to the editor, and the editor's answers to the server.
+
+The functions translate between a question and the ACP request `session/request_permission`.
+`EditorQuestions` sends these requests in threads, waits for a missing server, and withdraws a
+request if another client answers first. The editor cannot show any other question (an elicitation):
+stderr names the `banksman answer` call for it.
+"""
 
 from __future__ import annotations
 

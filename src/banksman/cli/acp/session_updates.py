@@ -1,6 +1,9 @@
-"""Project a session to ACP: events as updates, outcomes as stop reasons, settings as options.
+"""Translate a session to ACP: events to updates, outcomes to stop reasons, settings to options.
 
-Pure functions without I/O.
+`UpdateProjection` translates the events of one session in their order, and keeps state between
+them. `JoinedUpdates` joins the text chunks of a replayed history. The functions about settings find
+the models and modes that an agent offers. `EditorRefusal` is the JSON-RPC error for the editor.
+Nothing here does I/O: `editor_session.py` follows the log and sends the updates.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""HTTP client of the CLI: one request, one JSON reply, or an error that says who must act.
+"""HTTP client of the CLI: JSON requests and streams, with errors that say which side must act.
 
-The client uses only the standard library, one connection per request, and neither redirects nor
-proxies: the token goes only to the server that was named. If a connection breaks, a request that is
-safe to repeat (a GET, or one with an `Idempotency-Key`) is repeated a few times. Other requests are
-not, because the server may have executed them.
+The client uses only the standard library and one connection per request. It follows no redirect and
+uses no proxy: the token goes only to the server that was named or found. If another process of this
+machine owns the session, that server refuses, and the request goes to the owner (`OwnerServers` in
+`discovery.py`). `event_stream.py` reads the streams.
+
+If a connection breaks, a request that is safe to repeat (a GET, or one with an `Idempotency-Key`)
+is repeated a few times. Other requests are not, because the server may have executed them.
 """
 
 from __future__ import annotations

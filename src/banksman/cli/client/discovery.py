@@ -1,4 +1,10 @@
-"""Find the server of this user: its address, its token, and the server that owns a session."""
+"""Find server addresses: of the user's server, with its token, and of the owner of a session.
+
+`find`, `named` and `announced` read the flag, the settings and `server.json`, which the server
+writes (`server/ops/discovery_file.py`). `OwnerServers` remembers which server of this machine owns
+a session, and which ask to send again if that server dies. Nothing here sends a request:
+`client.py` does. `locate.py` chooses between a server and an embedded host.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Read server-sent events: a pure parser, and a follower that reconnects without losing events.
 
+`EventFollower` follows the events of one session from a cursor, over any number of connections.
+`news` in `tui/event_loop.py` follows all sessions.
+
 `SseParser` takes bytes, split anywhere, and returns messages. It uses no socket and no clock. It
 follows the standard exactly, because a server or a proxy may use all of it:
 

@@ -1,6 +1,8 @@
 """`banksman ask`: run one turn in a session and print it until its end.
 
-If this process leaves early, the turn continues in the session.
+`--open` opens the session first. `--no-wait` prints only the id of the turn. `tui/turn_view.py`
+shows the turn and handles Ctrl-C. If this process leaves early, the turn continues on the server.
+An embedded host ends with this process and stops the turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`banksman attach`: show a session live, with an input line for asks and answers.
 
-Leaving does not affect the session. Everything on the screen comes from the log, earlier events as
-well as new ones. Nothing is therefore shown twice or left out when the connection or the server
-fails.
+The screen with the input line is in `tui/attached.py`. Without a terminal, this module prints the
+events as text or JSON and takes no input. Leaving does not affect a session of a server. Everything
+on the screen comes from the log, earlier events as well as new ones. Nothing is therefore shown
+twice or left out when the connection or the server fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`banksman close`: close a session and end its agent's processes."""
+"""`banksman close`: close a session and end its agent's processes; --forget deletes its log."""
 
 from __future__ import annotations
 

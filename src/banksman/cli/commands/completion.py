@@ -1,4 +1,8 @@
-"""`banksman completion`: print a shell's completion script, or the names that it asks for."""
+"""`banksman completion`: print a shell's completion script, or the names that it asks for.
+
+The names (sessions, agents, settings keys) are looked up here, within a time limit. The scripts
+come from `completion_scripts.py`, and their data from `completion_table.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`banksman doctor`: check this machine and say how to fix each problem.
 
-The checks change nothing: they create no file, and start no agent and no server. They run and end
-one command, as a proof that commands work. Only `--sweep` ends the processes and removes the files
-that dead hosts have left.
+This module has the flags and the output. The checks are in `cli/doctor/`. They change nothing: they
+create no file, and start no agent and no server. They run and end one command, as a proof that
+commands work. Only `--sweep` ends the processes and removes the files that dead hosts have left.
 """
 
 from __future__ import annotations

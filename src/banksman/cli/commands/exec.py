@@ -1,4 +1,9 @@
-"""`banksman exec`: run a command and end its whole process tree when it is over."""
+"""`banksman exec`: run a command and end its whole process tree when it is over.
+
+This module has the flags, the exit codes and the output of `--json`. `cli/foreground.py` runs the
+command, in this process and without a server. Slow imports come late, so that short commands start
+fast.
+"""
 
 from __future__ import annotations
 

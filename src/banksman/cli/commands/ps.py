@@ -1,4 +1,9 @@
-"""`banksman ps`: list sessions and running commands. Read-only."""
+"""`banksman ps`: list sessions, and the programs that the server runs as commands. Read-only.
+
+Without `--all`, the list has no ended commands, and the text output shows only the last ten
+sessions that are over. The layout is in this module. `tui/session_table.py` fetches the sessions
+and defines the order of their states.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """`banksman run`: open a session, run one turn to its end, and close the session.
 
-Ctrl-C stops the turn. A second Ctrl-C closes the session, ends its agent, and then exits. A thread
-opens the session. The main thread can therefore wait for its id and close it, however early the
-user wants to leave.
+With `--keep` or `--name` the session stays open. `tui/turn_view.py` shows the turn. Ctrl-C stops
+the turn. A second Ctrl-C closes the session, ends its agent, and then exits. A thread opens the
+session. The main thread can therefore wait for its id and close it, however early the user wants to
+leave.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`banksman top`: live table of all sessions, with keys to attach and to interrupt."""
+"""`banksman top`: live table of all sessions, with keys to attach and to interrupt.
+
+The live table is in `tui/session_board.py`. With `--once`, or without a terminal, this module
+prints the table once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`banksman why`: explain what a session is doing and what it waits for. Read-only."""
+"""`banksman why`: explain what a session is doing and what it waits for. Read-only.
+
+`--stacks` prints the stacks of the server's tasks and threads, with or without a session.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Checks of this machine for `banksman doctor`, one module per group. A check changes nothing.
+"""Types and runner of the checks of `banksman doctor`. The checks are in one module per group.
 
-Each check is a function that yields findings. Checks never raise: a check that fails to run becomes
-a finding, and the other checks still run.
+A check is a function that yields findings and changes nothing. `made` runs it: a check that fails
+to run becomes a finding, and the other checks still run. `commands/doctor.py` runs the groups and
+prints the findings. Only `leftovers.sweep` changes anything, and only on request.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Check the kernel, the interpreter, the limits and the disk.
+"""Check this machine: kernel, /proc, Python, packages, fd limit, locale and temporary folder.
 
-One check runs a command that leaves a process behind, and expects that process to be ended.
+One check runs a command that leaves a process behind, and expects that process to be ended. `room`
+checks the free space of a disk, also for `stores.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Check the user's files: owner, and access of other users."""
+"""Check access to the state folder, the token and the sockets; find the store files.
+
+`specs` and `stores` return the stores that the settings name, for the other modules and for
+`completion`. `stores.py` checks the stores, and `settings.py` the settings file.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Check the stores: an SQLite file (damage, owners, free space) or NATS servers.
 
-The checks of NATS cover versions, replicas, streams, access and the sync interval.
+The checks of NATS cover versions, replicas, streams, access, used storage, the stored sessions and
+the sync interval. This module turns observations into findings. Most observations come from
+`store/sqlite/store_health.py`, `cluster/log/cluster_health.py` and `cluster/log/store_check.py`.
 """
 
 from __future__ import annotations

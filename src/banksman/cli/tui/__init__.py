@@ -1,4 +1,4 @@
-"""Terminal UI of a session: streamed text, questions with keys, an input line, and a live table.
+"""Terminal UI: streamed text, questions with keys, an input line, a live table of sessions.
 
 One thread owns the screen (`event_loop`). Events, keys, signals and replies are posted to it, and
 no other thread writes. `event_view` shows events on a `Screen` (`screen`). `PlainScreen` only

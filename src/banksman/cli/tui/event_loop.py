@@ -1,5 +1,8 @@
 """Event loop of the terminal screens: one thread gets events, replies, keys, signals and ticks.
 
+`ScreenLoop` is the loop. `follow` delivers the events of one session to it. `news` yields the
+events of all sessions.
+
 Each request to the server runs in a separate thread and posts its result. Keys and Ctrl-C are
 therefore handled meanwhile, and the clock on the screen runs. These threads are daemons: a thread
 that hangs in a request cannot keep the program from exiting.

@@ -1,4 +1,9 @@
-"""Keyboard input: put the terminal into raw mode, decode keys, and edit a line."""
+"""Keyboard input: switch the terminal to single keys, decode its bytes, and edit a line.
+
+`Keyboard` sets and restores the mode of the terminal. It is not raw mode: Ctrl-C and Ctrl-Z stay
+signals. `Decoder` turns bytes into keys and pastes. `LineEditor` is the input line with its
+history. It draws nothing: `screen.py` does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Show a question of the agent in full, with the keys that answer it. Pure."""
+"""Describe a question of the agent in full, with the keys that answer it. Pure.
+
+`title_of`, `subject_of` and `block_rows` make safe text, also for `answer` and `why`.
+`QuestionView` maps a key to the body of the answer. `screen.py` draws the question. `attached.py`
+and `turn_view.py` read the keys and send the answer.
+"""
 
 from __future__ import annotations
 

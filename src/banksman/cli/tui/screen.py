@@ -1,4 +1,9 @@
-"""Screens that show a turn: streamed text, messages, questions and the current activity."""
+"""Screens that show a turn: streamed text, messages, questions and the current activity.
+
+`Screen` is the protocol that `event_view.py` writes to. `PlainScreen` only appends, for pipes and
+terminals. `LiveScreen` keeps a question and an input line at the bottom, for `attach`.
+`ScreenStatus` is the status line of both. The table of `top` is in `session_board.py`.
+"""
 
 from __future__ import annotations
 

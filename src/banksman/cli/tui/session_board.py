@@ -1,4 +1,7 @@
-"""Full-screen table of all sessions for `banksman top`, updated by events instead of polling.
+"""Full-screen table of all sessions for `banksman top`, with keys to attach and to interrupt.
+
+An event marks its session, and marked sessions are fetched again. Busy sessions are also polled,
+because no event reports their memory. `session_table.py` fetches and formats the rows.
 
 The terminal is restored on every exit: by a key, a signal, an exception, or while the process is
 suspended.

@@ -1,4 +1,8 @@
-"""Rows of sessions for `ps` and `top`: fetching, order, columns and layout."""
+"""Session rows of `banksman top`: fetching, order, columns and layout.
+
+`ps` and `why` share parts of it: the listing, the order and colours of the states, the format of
+costs. The layout of `ps` is in `commands/ps.py`.
+"""
 
 from __future__ import annotations
 

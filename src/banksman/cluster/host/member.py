@@ -1,11 +1,12 @@
 """Cluster member: announce this host, pull sessions, answer for its sessions, and drain.
 
-The member keeps no state about sessions. The host knows which sessions are open here, and the store
-knows which host owns what. The member connects the two:
+The host knows which sessions are open here, and the store knows which host owns what. The member
+decides neither, and connects the two:
 
-- It pulls jobs while the host has room.
+- It pulls jobs while the host has room, and runs them (`takeover.py`).
 - It answers requests of other hosts for a session while this host owns it.
-- It offers the sessions that this host leaves, or that a dead host left, to other hosts.
+- It offers the sessions that this host leaves, or that a dead host left (`session_offers.py`).
+- It copies the transcripts of agents to the store (`transcript_copies.py`).
 
 The caller keeps the order of a fence: `on_lost` comes before any session learns of the loss, and
 from then on nothing is answered. The host closes the lost sessions as usual. The first host that

@@ -1,5 +1,8 @@
 """Offer sessions that need a host: those of dead hosts, and those that have no owner.
 
+An offer is a job in a queue (`cluster/log/placement.py`), and its taker runs it (`takeover.py`).
+`UnownedScan` also releases *stray* sessions: recorded for this host, but not open here.
+
 **Sessions of dead hosts** (`LossAnnouncer`). All hosts learn of a death at about the same time, but
 not all need to offer its sessions. For each session, `SPEAKERS` of the live hosts make the offer. A
 rendezvous hash selects them, without any communication. Every host repeats the search once per

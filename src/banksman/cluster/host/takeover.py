@@ -1,9 +1,10 @@
-"""Take over sessions: run the jobs that this host pulled.
+"""Run the jobs that this host pulled: open new sessions, take over sessions without an owner.
 
-A job is a new session, or one that lost its owner (`session_offers.py`). This host holds the job
-until it is done or returned, and reports progress now and then. Another host may have started the
-job and died, so the current state is read first. A reason that keeps *this* host from the job never
-drops it. The job is returned with a growing delay, and another host may have what this one lacks.
+A job is a new session, or one that lost its owner (`session_offers.py`). `member.py` pulls the
+jobs. This host holds the job until it is done or returned, and reports progress now and then.
+Another host may have started the job and died, so the current state is read first. A reason that
+keeps *this* host from the job never drops it. The job is returned with a growing delay, and another
+host may have what this one lacks.
 
 **Two takers.** A job may be delivered twice: its first taker was slow, or was taken for dead. Both
 takers then try to claim the session. The claim selects one of them, and the other gets `NotOwner`

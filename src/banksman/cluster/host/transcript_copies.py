@@ -4,7 +4,8 @@ The log has the conversation. The agent remembers it by a file on the machine wh
 agent's profile names that file (sessions/profile.py), the owner stores a copy after each turn. The
 next owner writes the copy to the place where its agent looks, before it starts a process. Without a
 known file, or without a copy, the agent is asked to resume a conversation that it does not know. It
-reports that, and the log gets `session.context_lost`.
+reports that, and the log gets `session.context_lost`. `ClusterTranscripts` stores the copies
+(`cluster/log/message_codec.py`).
 
 A turn never waits for its copy. So a copy may be behind the log: its host died first, or could not
 write it. A copy states the last event that it covers. When it is restored, the later turns are

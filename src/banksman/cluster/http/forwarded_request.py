@@ -1,4 +1,7 @@
-"""Encode an HTTP request as bytes, forward it to the owner of a session, and decode the answer.
+"""HTTP requests and responses as bytes between hosts, and the owner's side that runs a request.
+
+`owner_proxy.py` is the sender: it looks up the owner, sends and retries. `Application` is the
+owner's side. It accepts only the paths in `PATHS`, and limits the size of an answer.
 
 There is no second protocol beside the HTTP API. A front end parses a request and finds that another
 host owns the session. It sends the request to that host: method, path, the few relevant headers and

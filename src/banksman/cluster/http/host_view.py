@@ -1,4 +1,8 @@
-"""The hosts of the cluster as this server sees them, and the state of sessions without an owner."""
+"""The hosts of the cluster as this server sees them, and the state of sessions without an owner.
+
+`HostView` says which host has a session and which could take one, and builds the errors if no host
+can. `UnownedSessions` reads from the log whether asks wait in listed sessions without an owner.
+"""
 
 from __future__ import annotations
 

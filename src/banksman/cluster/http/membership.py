@@ -1,7 +1,8 @@
-"""Membership of this server in the cluster of its store: announce it, and leave in good order.
+"""Join this server to the cluster of its store while it runs: set up its proxy and its member.
 
-A store on one machine has no cluster, and this does nothing. On a shared store a server is a front
-end: it forwards requests to other hosts, and takes sessions itself if it has room.
+`cluster/host/member.py` does the work of a member, and `owner_proxy.py` forwards requests. A store
+on one machine has no cluster, and this does nothing. On a shared store, a server with callers is a
+front end: it forwards requests to other hosts. A server with room takes sessions itself.
 """
 
 from __future__ import annotations

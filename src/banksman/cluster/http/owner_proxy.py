@@ -1,5 +1,8 @@
 """Forward requests about a session to its owner, with retries, deadlines and fallbacks.
 
+`forwarded_request.py` has the encoding, and `cluster/log/owner_requests.py` the transport.
+`OwnerProxy.answer` is also the receiving end of forwarded requests.
+
 Three answers are never given:
 
 - That a session or ask is gone because its owner is silent. The log has what was accepted, and

@@ -1,7 +1,8 @@
-"""Open a session on a suitable host of the cluster, and list sessions of many hosts.
+"""Open a session on a suitable host of the cluster, and ask owners for the state of a list.
 
 A new session opens on this host if it has room and satisfies the session's need. Otherwise it is
-offered, and the first host with room takes it.
+offered (`cluster/log/placement.py`), and the first host with room takes it. `filled` completes a
+list of sessions with the state that their owners report.
 
 The id of a new session is derived from the idempotency key. So a repeated request, at any front
 end, means the same session, and a host that gets the offer a second time finds it. A request with

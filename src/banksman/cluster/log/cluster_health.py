@@ -1,9 +1,9 @@
-"""Read-only health check of a NATS cluster, for `banksman doctor`: servers, streams, sync, storage.
+"""Read-only health check of a NATS cluster (`banksman doctor`): servers, streams, sync, storage.
 
-It creates no stream and stores nothing. First it opens a plain connection to each server. A server
-introduces itself before it asks for credentials. So a server that is down, too old or without
-JetStream is known by name, whatever the others say. Then it connects like a host, and asks
-JetStream for the streams.
+`store_check.py` checks the content of the streams. This check creates no stream and stores nothing.
+First it opens a plain connection to each server. A server introduces itself before it asks for
+credentials. So a server that is down, too old or without JetStream is known by name, whatever the
+others say. Then it connects like a host, and asks JetStream for the streams.
 
 Clients cannot ask when a server syncs its files. The server reports that on its monitoring port
 only. So that port is asked if it is reachable, and the answer counts if it comes from the same

@@ -1,7 +1,8 @@
 """The log on NATS JetStream: implementation of the `Log` protocol for many hosts.
 
-It promises the same as every engine (`store/log.py`). An acknowledged append is stored by as many
-servers as the store has replicas, as durably as those servers sync. The parts:
+`ClusterLog` is also the `Cluster` of `cluster/interfaces.py`, and implements its `Records`. As a
+log it promises the same as every engine (`store/log.py`). An acknowledged append is stored by as
+many servers as the store has replicas, as durably as those servers sync. The parts:
 
 - A claim changes the session's record and fences its events (`session_ownership.py`).
 - Appends go through the session's write queue, journal first (`session_queue.py`).

@@ -1,4 +1,8 @@
-"""Read events of one or many sessions from any replica, with a cache of the newest messages."""
+"""Read events of one or many sessions from any replica, with a cache of the newest messages.
+
+`EventReader` finds, reads and decodes messages, and fetches their blobs. `RecentMessages` is the
+cache. `session_directory.py` builds the pages of many sessions with it.
+"""
 
 from __future__ import annotations
 

@@ -5,10 +5,11 @@ ack, the appends that wait behind it are written here too (`journal_recovery.py`
 what is in flight. That is bounded: the host stops reading from an agent once too much is in flight
 (`sessions/log_writer.py`).
 
-The next host on the machine publishes the journal of a dead host, and a fenced host its own. Each
-message keeps the sequence that it expects to follow. If no host has claimed the session since, the
-message is stored in its place. Otherwise the servers refuse it, and it becomes a report file beside
-the journal, for the operator. It is never appended behind the events of a new owner.
+The next host on the machine publishes the journal of a dead host, and a fenced host its own
+(`journal_recovery.py`). Each message keeps the sequence that it expects to follow. If no host has
+claimed the session since, the message is stored in its place. Otherwise the servers refuse it, and
+it becomes a report file beside the journal, for the operator. It is never appended behind the
+events of a new owner.
 
 One thread writes, with group commit. Only callers of an awaited method wait for the disk. A file
 belongs to the process that holds its lock.

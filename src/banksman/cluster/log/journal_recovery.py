@@ -1,4 +1,9 @@
-"""Journal notes behind an overdue publish, and recovery of a journal after a crash or a fence."""
+"""Journal notes behind an overdue publish, and recovery of a journal after a crash or a fence.
+
+`BlockedAppends` notes the appends that wait behind a message without an ack (`session_queue.py`).
+`JournalRecovery` publishes the journals of dead hosts, and that of this host after it lost its
+lease. `journal.py` has the file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Retention, trimming, blob deletion and restore of session histories on NATS."""
+"""Retention, trimming, blob deletion and restore of session histories on NATS.
+
+`ClusterRetention` only counts bytes. `HistoryTrim` removes messages and blobs. `HistoryRestore`
+stores the history of `Log.restore`. `session_ownership.py` deletes whole sessions.
+"""
 
 from __future__ import annotations
 

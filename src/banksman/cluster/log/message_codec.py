@@ -1,4 +1,9 @@
-"""Message format of the log: headers, bodies, large payloads, and errors for foreign messages.
+"""Message format of the log, and two stores of blobs: large payloads and agents' transcripts.
+
+Two thirds are a codec without I/O: headers and bodies of event messages, and errors for foreign
+ones (`event`, `record`). The rest stores and fetches blobs. `LargePayloads` serves the requests and
+jobs between hosts (`owner_requests.py`, `placement.py`). `ClusterTranscripts` serves the copies of
+transcripts. The code that publishes a large event message stores its blob.
 
 Every client of the NATS account can publish under these subjects: an operator by mistake, or
 another program with the same prefix. A foreign message must only affect the one session that it is

@@ -1,5 +1,8 @@
 """Requests to the owner of a session over NATS: request, liveness signals, answer.
 
+Both ends are here: `ask_owner` of the caller and `answer_for` of the owner. A request is opaque
+bytes; `cluster/http/` has its content.
+
 The owner of a session has one subscription for it. If no host has one, the server reports that
 immediately (`NoOwner`). If an owner does not answer, nothing reports it, and the result is unknown
 (`Unanswered`). An answer may take as long as a turn. So the owner signals now and then that it is

@@ -1,5 +1,7 @@
 """Placement by work queues: sessions that need a host wait, and hosts with room pull them.
 
+Both ends are here, offers and pulls. `cluster/host/takeover.py` runs the pulled jobs.
+
 A job stays in the queue of its need (`placement_queues.py`) until it is done. The host that took it
 reports progress now and then. If that host dies, the job is delivered to another one. So a job may
 start twice, and the session itself says whether it was done: a session is created once under its

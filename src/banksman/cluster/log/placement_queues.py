@@ -1,5 +1,7 @@
 """Placement queues: one per set of required labels that was used recently.
 
+This module has the queues only: `placement.py` puts jobs into them and pulls jobs.
+
 A need is a set of labels. It consists of a record that every host reads, a subject token, and one
 consumer on the server. Every host that has these labels pulls from that consumer. There are as many
 needs as kinds of sessions, which is few. `NEEDS_MAX` stops a caller that creates ever more of them.

@@ -1,4 +1,8 @@
-"""Calls in a session's write queue, and the publisher that stores one message exactly once."""
+"""Types of the calls in a session's write queue, and the publisher that stores one message once.
+
+`session_queue.py` has the queue. `Publisher` repeats a message until it is stored, is refused, or
+this host has lost the session or gives it up. In the last case the result may stay unknown.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Reads across sessions: the cached list of sessions, and their events merged in stored order."""
+"""Reads across sessions: the cached list of sessions, and their events merged in stored order.
+
+`SessionDirectory` answers from local mirrors, without waiting. `MultiReader` reads the events of
+many sessions from the servers, and waits for new ones.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Claim, advance, lease, release and delete sessions by compare-and-set, with a fence per claim.
 
+A lease here is the right of one session to a conversation. Leases of hosts are in `host_leases.py`.
+
 A claim changes the record first, at the sequence at which it was read, so exactly one of several
 claimants succeeds. Then it appends a mark (`session.claimed`) behind the last message of the
 session's events. From the mark on, the servers refuse every append of an earlier owner, because

@@ -1,4 +1,9 @@
-"""Write queues of this host's sessions, and waiters for new events."""
+"""Write queues of this host's sessions, and waiters for new events.
+
+`SessionQueues` has one `SessionQueue` (`session_queue.py`) per session, and passes their callbacks
+on to readers, counters and retention. `AppendWaiters` has the readers that wait for events of any
+host.
+"""
 
 from __future__ import annotations
 

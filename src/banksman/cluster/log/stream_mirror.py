@@ -1,4 +1,7 @@
-"""Mirror of a stream's last message per subject, and of the last message of each session.
+"""Mirrors: the last message per subject of a stream, and the last place of each watched session.
+
+`StreamMirror` is for records and heartbeats. `StreamHeads` is for the events of sessions that a
+caller looks at.
 
 A notification carries the new message. If it does not follow the last one that was read, some
 messages were missed, and the mirror reads them. It also reads at intervals without a notification.

@@ -1,10 +1,15 @@
-"""Interfaces that every dialect implements: lines to meanings, requests to frames. Pure.
+"""Interfaces that every dialect implements, and the values and base classes that they share.
+
+- `Dialect`: lines to meanings, frames to session updates.
+- `ProtocolState`: the messages exchanged with one process, and every frame to it.
+- `FrameWriter`, `StatelessProtocol`: for a dialect whose frames are self-contained.
+- `StatelessDialect`: defaults for a dialect that sends every setting over the wire.
+- `Quirks`, `Setup`: measured deviations of a program, and the settings of a new process.
 
 A dialect reads each line alone and keeps no memory, because every token takes this path. Some lines
 cannot be understood without earlier messages: a reply carries only the number of its request. The
-dialect returns these as `NeedsConversation`, and a `ProtocolState` resolves them. A `ProtocolState`
-holds the messages exchanged with one process. It is a frozen value in the session's state, like all
-others. A dialect whose frames are self-contained needs no memory and uses `StatelessProtocol`.
+dialect returns these as `NeedsConversation`, and a `ProtocolState` resolves them. It is a frozen
+value in the session's state, like all others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Meanings: the dialect-independent inputs that a frame gives the turn state machine.
+"""Meanings: the dialect-independent inputs that a frame gives the session state machine.
 
 A dialect reads a line and returns one of these values. It returns None for a frame that is only
-content of the turn (text, tool output, thinking), and nearly all frames are. The session driver
-creates the names of prompts (`refs`). The dialect puts them into the prompt's frame if the agent
-can carry a name.
+content of the turn (text, tool output, thinking), and nearly all frames are. `AskChecks` in
+`sessions/arguments.py` creates the names of prompts (`refs`). The dialect puts them into the
+prompt's frame if the agent can carry a name. `core/session/agent_output.py` applies the meanings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON values: type tests, equality, and short forms for error messages.
+"""JSON values: check that a value is JSON, test types, compare, and show in messages.
 
 The values come from an agent, which may be hostile. `no_json` runs first and does not recurse.
 `canonical` recurses, and gets only values that `no_json` has accepted.

@@ -1,9 +1,12 @@
-"""Assign the agent's output to turns, and detect the boundary of the granted turn.
+"""Log the agent's frames, assign them to turns, and apply their meanings to the state.
 
-Each frame is tagged with the turn that is speaking. A few frames carry a meaning for turns, which
-this module handles. The main decision is whether a boundary belongs to the *granted* turn, the one
-that serves an ask. An agent may finish a turn that it opened unprompted while the prompt is on its
-way. It may also send a boundary twice, or late. None of these boundaries may answer an ask.
+Each frame is tagged with the turn that is speaking. A few frames carry a meaning: the start or the
+boundary of a turn, a reply, tools, background tasks, the conversation's name, its cost or its
+overflow. `turn_end.py` ends the turns, and `questions.py` handles the agent's requests.
+
+The main decision is whether a boundary belongs to the *granted* turn, the one that serves an ask.
+An agent may finish a turn that it opened unprompted while the prompt is on its way. It may also
+send a boundary twice, or late. None of these boundaries may answer an ask.
 
 An agent that names prompts makes the decision certain. The boundary belongs to the granted turn if
 it names the prompt, or if the agent has announced that it began with the prompt. An agent that

@@ -1,8 +1,9 @@
 """Priority queue of asks and holds: an immutable value, and the scheduling rules as functions.
 
-The queue is a tuple in the order of acceptance. Within a priority class the first entry is served
-first. A requeued turn goes to the head of its class. This module knows neither process nor clock:
-the caller decides whether the session is free.
+The rules choose the next entry, and decide which entry may interrupt a running turn. `asks.py`
+accepts entries, and `grants.py` grants them. The queue is a tuple in the order of acceptance.
+Within a priority class the first entry is served first. A requeued turn goes to the head of its
+class. This module knows neither process nor clock: the caller decides whether the session is free.
 """
 
 from __future__ import annotations

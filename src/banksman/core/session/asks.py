@@ -1,4 +1,9 @@
-"""Handle callers' requests: ask, withdraw, interrupt, reorder, hold, and answer a question."""
+"""Handle callers' requests: ask, steer, withdraw, interrupt, reorder, hold, answer.
+
+An ask is accepted into the queue or into the running turn, or rejected. `grants.py` grants the
+queued asks and holds, and sends the prompts of turns. This module sends only steered prompts.
+Changes of settings are in `settings.py`. Drain, close and leave are in `shutdown.py`.
+"""
 
 from __future__ import annotations
 
@@ -307,7 +312,7 @@ def answer(work: Transition, fact: QuestionAnswered) -> None:
     if question is None or not fact.decision.interrupts:
         return
     # The answer itself also demands the interrupt. But only an interrupt has a deadline and counts
-    # as an interrupt forevery observer.
+    # as an interrupt for every observer.
     for turn in (work.state.own, work.state.turn):
         if turn is not None and turn.id == question.turn:
             turn_end.stop(work, turn, Cause.INTERRUPT)

@@ -1,6 +1,7 @@
-"""Settle a session whose host died, from its log alone.
+"""Settle a session whose host died, from its log alone: return the entries to append.
 
-The host that claims the session does this once:
+`sessions/recovery.py` claims the session, ends its old processes and appends the entries. The host
+that claims the session does this once:
 
 - A turn whose start is in the log may have been sent, and may have been completed. That cannot be
   known, so its outcome is UNKNOWN, and it is never resent automatically.

@@ -1,7 +1,8 @@
 """React to commits and failures of the session's log.
 
 A commit releases the effects that waited for it. A failed append ends all open asks and the agent's
-process, and is retried with backoff.
+process. The endings of these asks are appended again with backoff, unless another host owns the
+session now. `sessions/log_writer.py` writes the log.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Effects of the session state machine: frozen commands in the imperative, performed in order.
+"""Effects of the session state machine: its outputs, frozen values in the imperative.
 
-An effect with a later result names the subject of the fact that will report it.
+`sessions/driver.py` performs them in order, and passes those for callers to
+`sessions/outcome_listener.py`. An effect with a later result names the subject of the fact that
+will report it. The inputs are in `facts.py`.
 """
 
 from __future__ import annotations

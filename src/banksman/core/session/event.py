@@ -1,10 +1,12 @@
-"""Entries and events of a session's log.
+"""Entries and events of a session's log: their kinds, encoding and decoding.
 
 An entry is one durable line: the turn that it belongs to, its kind, and its data. For the agent's
 frames, the data is the line itself, byte for byte. For Banksman's own kinds, it is a JSON object.
+An event is an entry with its place in the log; it is created when a reader reads it. `Project`
+translates its frame to ACP session updates.
+
 Entries are plain tuples, and are written in chunks that share session, epoch and time, because
-every token of every agent takes this path. An event is an entry with its place in the log; it is
-created when a reader reads it.
+every token of every agent takes this path.
 """
 
 from __future__ import annotations

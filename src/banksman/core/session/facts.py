@@ -1,8 +1,9 @@
 """Facts of the session state machine: its inputs, frozen values in the past tense.
 
-The outputs are in effects.py. Times (`at`) are seconds of a monotonic clock. Each fact that can
-arrive late names its subject: a process by its number, a turn by its key (id and attempt). So the
-state machine can recognise a stale fact.
+They come from callers, the log, the process and the timers. `process_facts.py` has the reports of a
+process, and `effects.py` has the outputs. Times (`at`) are seconds of a monotonic clock. Each fact
+that can arrive late names its subject: a process by its number, a turn by its key (id and attempt).
+So the state machine can recognise a stale fact.
 """
 
 from __future__ import annotations

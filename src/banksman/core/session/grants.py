@@ -1,7 +1,9 @@
-"""Scheduler: grant the next turn, send its prompt, and start the process it needs.
+"""Scheduler: grant the next turn or hold, send the prompt, and start the process it needs.
 
-No other module grants a turn, sends the prompt of a turn, or starts a process. `advance` runs after
-every fact that could have made one of these possible, so no code path can forget it.
+No other module grants a turn, sends the prompt that opens a turn, or starts a process. `advance`
+runs after every fact that could have made one of these possible, so no code path can forget it. It
+also preempts a running turn for a more urgent entry, and continues a shutdown. `ask_queue.py` has
+the rules of the choice.
 """
 
 from __future__ import annotations

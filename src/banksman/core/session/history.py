@@ -1,9 +1,12 @@
 """Fold a session's log into its state and history; encode and decode snapshots of that.
 
-`replay(events)` is pure and has no effects. Only durable state comes back: the queue and its order,
-the open turn, and the agent's name for the conversation. Holds, uncommitted writes and all clocks
-were lost with their process. The caller decides about an open turn, which may have been completed
-or not.
+`replay(events)` returns the state. `fold(history, entries)` returns a `SessionHistory`: the state,
+the spec, the used idempotency keys, the open questions and the last process. All functions are
+pure. `sessions/recovery.py` reads the log, and `sessions/log_writer.py` folds what it appends.
+
+Only durable state comes back: the queue and its order, the open turn, and the agent's name for the
+conversation. Holds, uncommitted writes and all clocks were lost with their process. The caller
+decides about an open turn, which may have been completed or not.
 """
 
 from __future__ import annotations

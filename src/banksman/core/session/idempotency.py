@@ -1,10 +1,13 @@
 """Idempotency keys of a session: an immutable sequence with appends in constant time.
 
+The sequence is part of the folded log. `KeyedTurns` in `sessions/caller_futures.py` finds the turn
+of a repeated ask.
+
 The keys of waiting and running turns are few, and are kept in a tuple. The keys of ended turns
 are many, and are only appended to. They are kept in a list that several values share. Each value
 sees the list up to its own end. An append to the newest value extends the list in place. An
-append to an older value copies the list first. So the values are immutable, as everything in the
-core is, and a session with a thousand keys copies about one of them per turn.
+append to an older value copies the list first. So the values are immutable, as nearly everything
+in the core is, and a session with a thousand keys copies about one of them per turn.
 """
 
 from __future__ import annotations

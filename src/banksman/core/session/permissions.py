@@ -1,4 +1,7 @@
-"""Permission rules by tool name: allow a tool, deny it, or ask a human.
+"""Permission rules by tool name (allow, deny or ask), and `Decision`, an answer to a question.
+
+`questions.py` applies the rules. A `Decision` is the answer of a caller, a callback or a rule,
+before a dialect encodes it.
 
 A rule names a tool, or a prefix of its name followed by `*` (`mcp__github__*`). Rules come in
 layers, the narrowest first: the rules of the ask, then those of the session. Within a layer the

@@ -1,4 +1,9 @@
-"""Lifecycle of the agent's processes: start, exit, end of the tree, failed start."""
+"""React to reports about the agent's process: started, exited, gone, or failed to start.
+
+A start begins the handshake. The end of a process ends its turn and its requests, and leaves its
+pending settings to the next process. An end may count as a crash, or lose the conversation.
+`grants.py` starts processes. `idle_process.py` and `Transition.stop_process` stop them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Requests from the agent: permissions, inputs and callbacks. Each gets exactly one answer.
+"""Requests of the agent in the state machine: questions and callbacks, and their answers.
+
+A question asks for a permission or an input. A callback runs a hook, a tool, or work in the
+session's workspace. Each request gets at most one answer. Rules are applied first. Kept questions,
+at the end of this file, outlive the process that asked. `sessions/questions.py` shows the questions
+to callers, and `sessions/tools.py` runs the callbacks.
 
 **Names.** The name of a question is the place of its `question.asked` in the log. It consists of
 the epoch under which the process was started, and the seq.

@@ -1,9 +1,10 @@
 """Change the model, the permission mode or the configuration of a live session.
 
 A running process is sent the change and must answer in time: some agents answer the first such
-request and never the second. A process that does not answer is replaced by one that is started with
-the change. No prompt is sent before the answer, because a caller that changes the model and then
-asks wants an answer from that model.
+request and never the second. If the dialect is stateless (Claude), a process that does not answer
+is replaced by one that is started with the change. With any other dialect, the caller gets an
+error. No prompt is sent before the answer, because a caller that changes the model and then asks
+wants an answer from that model. A new configuration comes from a reopen of the session.
 """
 
 from __future__ import annotations

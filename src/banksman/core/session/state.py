@@ -1,6 +1,8 @@
-"""State of a session as one frozen value. All decisions depend on it alone.
+"""State of a session as one frozen value, with its parts: process, questions and log.
 
-Timers, I/O and waiting are outside, in the driver.
+All decisions depend on this state and the current fact alone. Timers, I/O and waiting are outside,
+in `sessions/driver.py`. `not_open` builds the error for a request that reaches a closing or leaving
+session. Turns are in `turn.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Entry point of the session state machine: `step(state, fact) -> (state, effects)`.
 
-`step` is pure and total. It combines turns, queue and watchdogs. The driver runs the stop ladder
-when it performs `StopProcess`. Every fact is valid in every state. A late fact has no effect,
-because it names a process, a turn or a timer that does not exist now. After each fact,
-`grants.advance` checks whether a turn can be served. Only there is a turn granted, a process
-started, or a session finished, so no code path can forget it.
+`step` is pure and total. It passes each fact to the module that handles it: `asks.py`,
+`durability.py`, `agent_output.py` and others. The driver runs the stop ladder when it performs
+`StopProcess`. Every fact is valid in every state. A late fact has no effect, because it names a
+process, a turn or a timer that does not exist now. After each fact, except frames without a
+meaning, `grants.advance` checks whether a turn can be served. Only there is a turn granted, a
+process started, or a session finished, so no code path can forget it.
 
 The order of events for one ask:
 

@@ -1,4 +1,9 @@
-"""Dispatch expired timers. Each names its subject; a stale timer has no effect."""
+"""Handle expired timers of a session. A stale timer has no effect.
+
+Each timer names its subject. The timers of interrupts, watchdogs, process starts, writes and holds
+are decided here. The others are passed to the module that set them. The driver runs the timers, and
+`watchdogs.py` has the clocks of a turn.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Sweep after an interrupt: end the processes that a stopped turn's tools left running.
 
+This module decides when a sweep begins, and logs its result. The agent's keeper finds and ends the
+processes. Terminals, the commands that the host runs for the agent, are ended separately.
+
 Many agents answer an interrupt but let the command of their tool continue. A caller that stops a
 turn means that command too. So after a stopped turn, a sweep finds every process that the agent
 started since the prompt was written. If the session's policy says so, the sweep ends them. The

@@ -1,9 +1,13 @@
-"""Working state of one `step` call: the state and the effects so far.
+"""One `step` call in progress: state, effects, and operations on log, process and clocks.
 
-A `Transition` keeps the log and the pipe in order. All entries of one step form one append, which
-comes before all other effects. An effect that must not happen before its events are durable is
-deferred. If the store is broken, waiting is pointless: the effect happens immediately, marked as
-not durable. Frames are written one at a time.
+A `Transition` collects the state, the log entries and the effects. Its operations also start, stop
+and give up the process, send frames, and run the clocks of a turn and the idle time of a hold. The
+handlers that use it decide when. `step.py` has the entry point.
+
+A `Transition` keeps the log and the agent's stdin in order. All entries of one step form one
+append, which comes before all other effects. An effect that must not happen before its events are
+durable is deferred. If the store is broken, waiting is pointless: the effect happens immediately,
+marked as not durable. Frames are written one at a time. The number of frames that wait is limited.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A turn, as a value, and the transition table of its phases.
+"""`Ask` and `Turn` as values, and the transition table of a turn's phases.
 
     QUEUED ──grant──► STARTING ──write──► RUNNING ──stop──► INTERRUPTING
       ▲  │               │ │                │ │                  │ │

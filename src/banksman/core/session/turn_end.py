@@ -1,4 +1,10 @@
-"""Stop and end turns, with exactly one outcome for each ask, whatever ended the turn."""
+"""Stop, end and requeue turns, with exactly one outcome for each ask.
+
+A turn ends by the agent's boundary, by the end of the process, or before its prompt was sent. This
+module decides the outcome, checks an answer against its schema, logs the end, and gives the
+receipts of interrupts. An ask of which no byte was sent, or that was preempted, may return to the
+queue. `agent_output.py` detects the boundary.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watchdog clocks of a turn, as values. Each ends the turn when its condition lasts too long.
+"""Watchdog clocks of a turn, as values. `timers.py` ends the turn when a clock has run out.
 
 - `bytes`: no output at all. Pauses while a tool runs or a question waits.
 - `progress`: no meaningful frame. Pauses while a tool runs or a question waits.

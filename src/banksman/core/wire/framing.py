@@ -1,6 +1,6 @@
 r"""Split an agent's output bytes into lines, with a limit on the length of a line.
 
-This is the first step forevery byte that an agent writes. The framer keeps the incomplete last
+This is the first step for every byte that an agent writes. The framer keeps the incomplete last
 line, and decides when a line is too large to keep. The borders of the chunks never show: the lines,
 the blanks and the oversize lines depend on the bytes alone. (Only the borders of an `OversizePiece`
 follow the chunks.) The framer interprets no byte except `\n` and `\r`. NUL, bad UTF-8 and half a

@@ -1,12 +1,15 @@
-"""Read the top-level members of a JSON object that no decoder accepts as a whole.
+"""Read a JSON object that no decoder accepts as a whole, member by member; repair its text.
 
-The object may be cut off, nested too deep, or contain one bad value. A decoder returns either the
-whole line or nothing. That is wrong for the one frame that matters: the boundary. If it cannot be
-read because of an emoji cut in half, or because only its first bytes were kept, the turn never
-ends. So `split` reads a line as far as possible and returns each top-level member as raw bytes. The
-caller decodes the few members that it needs. `split` knows strings, brackets and commas, and does
-not check anything else. It never recurses and never examines a byte twice, so no nesting is too
-deep and no line takes quadratic time.
+The object may be cut off, nested too deep, or contain one bad value. `split` reads its top-level
+members, `mended` replaces invalid text, and `decoded` does both steps for one value. The accessors
+at the end (`text`, `items`, `mapping`) treat a value of the wrong type as missing.
+
+A decoder returns either the whole line or nothing. That is wrong for the one frame that matters:
+the boundary. If it cannot be read because of an emoji cut in half, or because only its first bytes
+were kept, the turn never ends. So `split` reads a line as far as possible and returns each
+top-level member as raw bytes. The caller decodes the few members that it needs. `split` knows
+strings, brackets and commas, and does not check anything else. It never recurses and never examines
+a byte twice, so no nesting is too deep and no line takes quadratic time.
 
 It costs a step of Python per token. It is meant for heads and damaged lines, never for ordinary
 frames.

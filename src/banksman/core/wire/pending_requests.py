@@ -1,11 +1,12 @@
-"""Tables of open JSON-RPC requests between Banksman and one agent process, in both directions.
+"""Open JSON-RPC requests with one agent process, both ways, and the frames that they need.
 
-**Two tables.** Each side numbers its own requests, so the same id can be open in both directions.
-One agent counts from 0, and Banksman counts from 1. `OutgoingRequests` and `IncomingRequests` are
-independent, and no id is looked up in the wrong table.
+`PendingRequests` registers and encodes requests, notifications, answers and rejections. It holds
+two tables. Each side numbers its own requests, so the same id can be open in both directions. One
+agent counts from 0, and Banksman counts from 1. `OutgoingRequests` and `IncomingRequests` are
+independent, and no id is looked up in the wrong table. `jsonrpc.py` decodes the messages.
 
 **Replies are values.** A late, duplicate or unsolicited reply settles nothing, and `settle` returns
-None for it. Each request of the agent is answered exactly once: a second answer is dropped.
+None for it. Each request of the agent is answered at most once: a second answer is dropped.
 
 All functions are pure, and never raise over frames from an agent. Only encoding can fail, with
 `UsageError`.

@@ -1,11 +1,16 @@
-r"""Replace configured secrets by `[redacted]` in log entries: `Redactor(secrets).redact(line)`.
+r"""Replace configured secrets by `[redacted]` in lines, texts and log entries: `Redactor`.
+
+`Redactor(secrets)` checks the secrets. It redacts log entries, agents' stderr, previews, imports
+and bundles. A secret is found in UTF-8, escaped as in JSON, or percent-encoded, and in no other
+encoding. A secret that is streamed in pieces is left to `stream_redaction.py`.
 
 A secret is replaced wherever it stands in a line: in a JSON string, in a number, or in bytes that
-are no JSON. A string may be a value or the name of a member. A line of JSON remains JSON, and every
-other value in it is unchanged: only strings that held a secret are rewritten. Where secrets
-overlap, the union of their characters is replaced.
+are no JSON. In an entry of Banksman's own kinds, only strings are redacted. A string may be a value
+or the name of a member. A line of JSON remains JSON, and every other value in it is unchanged: only
+strings that held a secret are rewritten. Where secrets overlap, the union of their characters is
+replaced.
 
-A secret is found in any spelling, and each of its characters may have a different one:
+Each character of a secret may have a different spelling:
 
     plain               in UTF-8
     escaped, as JSON    `\"` `\\` `\/` `\n` …, and `\uXXXX` for any character; in a JSON string

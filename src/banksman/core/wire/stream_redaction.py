@@ -1,11 +1,13 @@
-r"""Redact secrets that a streaming agent splits over two or more deltas.
+r"""Redact log entries of one session, including secrets that are split over deltas.
 
-Agents stream a text in deltas, and each delta is a separate frame and event. `Redactor` sees one
-event at a time. `StreamedRedactor` remembers the end of each streamed text that may be the
-beginning of a secret. No event is delayed: each is stored when it arrives, in that order. Only text
-moves. If at least `PREFIX_CHARS_MIN` characters at the end of a delta may begin a secret, they are
-removed from it. They are put in front of the next delta of that text, which shows whether they do.
-Fewer characters occur in ordinary text by chance, and stay in place.
+Agents stream a text in deltas, and each delta is a separate frame and event. `Redactor` of
+`redaction.py` sees one event at a time. `StreamedRedactor` applies it to each entry, and remembers
+the end of each streamed text that may be the beginning of a secret. It is a mutable object.
+
+No event is delayed: each is stored when it arrives, in that order. Only text moves. If at least
+`PREFIX_CHARS_MIN` characters at the end of a delta may begin a secret, they are removed from it.
+They are put in front of the next delta of that text, which shows whether they do. Fewer characters
+occur in ordinary text by chance, and stay in place.
 
     the secret hunter2secret in three deltas:   "it is hu" "nter2se" "cret."
     stored:                                     "it is hu" ""        "[redacted]."

@@ -2,7 +2,8 @@
 
 An isolated interpreter has neither the folder of the script nor site-packages on its path. That
 keeps it small, and independent of the host's environment variables. The only folder that it needs
-is appended here.
+is appended here. `process/zygote_client.py` in the host starts it. PLAN is a fault plan of a test,
+usually empty.
 """
 
 import sys

@@ -1,8 +1,9 @@
-"""The keeper: parent of one command, subreaper of its process tree, and the process that ends it.
+"""Event loop of a keeper: supervise the process tree of one command, end it, and prove the end.
 
-The keeper owns one tree. It promises two things:
-- It ends the tree when the host orders a stop, when the host dies, and when the host stays silent
-  past its deadline.
+A keeper is the parent process of one command and the subreaper of its tree. `spare.py` starts the
+command. `process/process.py` is the host's end. The keeper promises two things:
+- It ends the tree when the host orders a stop, when the host dies, when the host stays silent past
+  its deadline, and when the host does not renew its lease.
 - It does not exit before the last process of the tree is gone.
 
 Theory of operation. The keeper sleeps in poll() on four fds: the leader's pidfd, the control

@@ -1,7 +1,8 @@
 """Trees of lost keepers: the zygote sweeps their orphans, and reports in place of the keepers.
 
 A keeper is lost if it ended without proof that its tree is gone. The zygote is a subreaper too, so
-the orphans of that tree become its children.
+the orphans of that tree become its children. `zygote.py` decides when no orphan is left. The trees
+of dead hosts are another case: see `process/orphans.py`.
 """
 
 from __future__ import annotations

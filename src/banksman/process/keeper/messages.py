@@ -2,7 +2,8 @@
 
 A message arrives whole or not at all, so a keeper that is killed while it sends cannot leave half a
 frame. `marshal` is safe here and only here: both ends are the same program, run by the same
-interpreter. No other process can open the socketpair between them.
+interpreter. No other process can open the socketpair between them. An *order* is the description of
+one command to start (`process/spawn_request.py`).
 
     host → zygote
       (SPAWN, count, grace, order)         give this command to a keeper

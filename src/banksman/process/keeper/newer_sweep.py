@@ -2,7 +2,8 @@
 
 An interrupted agent may leave its tool running. The sweep ends the tool, and spares the agent and
 everything that it had started before. Examples are its servers, its adapters, and a second process
-that it talks through.
+that it talks through. The sweep runs in the keeper, and `process/sweep_requests.py` is the host's
+end.
 
 *Targets.* Neither a command line nor a process group distinguishes a tool from a server. The start
 time does: the kernel records it for each process, and no process can change it. The targets are all

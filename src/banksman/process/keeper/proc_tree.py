@@ -1,9 +1,11 @@
-"""Find the descendants of a process in /proc, and open pidfds that certainly refer to them.
+"""Read process trees from /proc: find descendants, open exact pidfds, and describe survivors.
 
-Membership of a tree is read from /proc by parent pid, and from nothing else. A child can change its
-process group, its session and its environment, but not its ancestry. The zygote and the keeper are
-subreapers, so the parent of an orphan becomes one of them. So the chain from any descendant up to
-this process never breaks.
+This file signals no process: `sweep.py` does. `enumerate_children` finds children that /proc hides.
+
+Membership of a tree is read from /proc by parent pid. A child can change its process group, its
+session and its environment, but not its ancestry. The zygote and the keeper are subreapers, so the
+parent of an orphan becomes one of them. So the chain from any descendant up to this process never
+breaks.
 
 A pid from /proc may refer to another process when the signal is sent. So each signal goes through a
 pidfd that was opened *before* the start time was read again. If the start time still matches, the

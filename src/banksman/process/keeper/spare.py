@@ -1,4 +1,7 @@
-"""Life of a keeper process: wait as a spare or start directly, run one command, supervise it.
+"""Main functions of a keeper process: wait as a spare or begin directly, then run one command.
+
+`zygote.py` forks the process, `spawn.py` starts the command, and `keeper.py` supervises it.
+`rehearse` does the same once in the zygote, which makes the keepers smaller.
 
 The largest cost of a start is this process: the fork, and the first write to every page that it
 shares with the zygote. A spare that waits for its command has paid that cost in advance.

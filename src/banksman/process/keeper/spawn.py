@@ -1,5 +1,8 @@
 """Start the command in the keeper, and process setup that the zygote and the keeper share.
 
+The shared setup is at the end: signal handlers, a pipe that SIGCHLD wakes, fds, poll() timeouts. In
+the host, `process/launch.py` has checked the command before.
+
 A command starts in one of two ways. `posix_spawn` costs a third of a fork of this interpreter and
 suffices for most commands. These commands need a fork, in which the child prepares itself before
 exec():

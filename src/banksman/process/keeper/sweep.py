@@ -1,10 +1,12 @@
 """Sweep of a whole process tree: TERM to each member, or freeze and kill round by round.
 
-The caller repeats the rounds until it has proof that no process is left. A round freezes before it
-kills, for two reasons. A tree that forks faster than it is killed outruns a sweep that only kills.
-A tree that restarts its dead children never ends.
+The caller repeats the rounds and decides when no process is left. The callers are the keeper, the
+zygote (`lost_trees.py`) and the host (`process/orphans.py`). `Helper` signals processes that the
+caller may not signal, through a program such as sudo. `newer_sweep.py` has the sweep that ends only
+a part of a tree.
 
-`newer_sweep.py` has the sweep that ends only a part of a tree.
+A round freezes before it kills, for two reasons. A tree that forks faster than it is killed outruns
+a sweep that only kills. A tree that restarts its dead children never ends.
 """
 
 from __future__ import annotations

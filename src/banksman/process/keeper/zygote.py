@@ -1,6 +1,7 @@
-"""The zygote: a small interpreter, started once per host process, that forks a keeper per command.
+"""The zygote: a small interpreter, one per host process, that forks a keeper for each command.
 
-The zygote owns its keepers. It promises three things:
+`process/zygote_client.py` is the host's end. A keeper is the parent process of one command, and
+runs `spare.py`. The zygote owns its keepers. It promises three things:
 - It forks a keeper for each request, or reports why it cannot.
 - It continues a keeper that was stopped (SIGSTOP).
 - It ends the tree of a keeper that was killed. The zygote is a subreaper too, so the orphans of

@@ -47,7 +47,7 @@ async def live(_: RouteCall) -> HttpAnswer:
 
 async def show_metrics(call: RouteCall) -> HttpAnswer:
     """Metrics for Prometheus."""
-    # Import on the first request: this takes as long as the whole startup of a command with an
+    # Import on the first request: this takes as long as the whole startup of a verb with an
     # embedded host.
     from banksman.server.ops import metrics  # noqa: PLC0415
 

@@ -1,4 +1,7 @@
-"""Events over HTTP: pages and streams of one session, and a stream of many sessions."""
+"""Events over HTTP: pages and streams of one session, and a stream of many sessions.
+
+The pages are made here. A stream is only opened here: `streams/` reads, encodes and sends it.
+"""
 
 from __future__ import annotations
 

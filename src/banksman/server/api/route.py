@@ -1,7 +1,12 @@
-"""Route table entries and the ASGI endpoint that runs them.
+"""Type of an API route, and the ASGI endpoint that decodes, runs and answers its requests.
 
 A route declares its method, path, body, query, response and handler. The table of routes is the
-API: requests are decoded by it, and the OpenAPI description is generated from it.
+API: requests are decoded by it, and the OpenAPI description is generated from it. The routes are in
+the `*_routes.py` modules, and `app.py` has the table.
+
+On a shared store, the endpoint passes a request about another host's session to
+`cluster/http/owner_proxy.py`, which forwards it. `OwnerFallback` says what to do if that host does
+not answer.
 """
 
 from __future__ import annotations

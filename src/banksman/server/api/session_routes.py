@@ -1,4 +1,8 @@
-"""Sessions over HTTP: open, list, show, change, close and explain."""
+"""Sessions over HTTP: open, list, show, change, close and explain.
+
+To explain a session, this module also reads its process tree from /proc. On a shared store,
+`cluster/http/session_placement.py` chooses the host of a new session.
+"""
 
 from __future__ import annotations
 

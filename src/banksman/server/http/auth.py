@@ -1,4 +1,10 @@
-"""Authentication middleware: Host and Origin checks, tokens, page logins, local peers."""
+"""Authentication of HTTP requests: Host, Origin and token checks, and the logins of browsers.
+
+`AuthMiddleware` checks each request. `PageTokens` makes one-time codes and page tokens for
+browsers, verifies them, and keeps the revoked ones in a file. The routes for login and logout are
+in `api/admin_routes.py`. `token_file.py` loads the server's token, and `peer_identity.py`
+recognises agents on the Unix socket.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """HTTP connection with limits on time and size, so that no client can hold it open for nothing.
 
-uvicorn implements HTTP itself. This class adds the limits that uvicorn lacks, for every request:
+uvicorn implements HTTP itself. `Connection` adds the limits that uvicorn lacks, for every request.
+`send_slices` and `SlicedResponse` send large bodies without a copy for each client.
+`accept_loop.py` limits the number of connections. The limits apply to:
 
 - a head that never ends (slowloris);
 - a head that is too large;

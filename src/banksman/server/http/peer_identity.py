@@ -2,8 +2,8 @@
 
 The user's socket needs no token: the kernel confirms that the client runs as the same user. An
 agent and every tool that it runs are the same user, too. With the socket an agent could answer its
-own permission questions, and the log would show a person's answer. So a client is refused if it
-descends from
+own permission questions, and the log would show a person's answer. So `auth.py` refuses a client
+that descends from
 
 - a zygote of this process: everything that this server has started, agents and commands alike; or
 - the keeper of an agent of any other host of this machine. That keeper is known by its name

@@ -1,6 +1,7 @@
 """Token file: create and load the server's secret token, private to one user.
 
-A client with the token may do anything that this server can do.
+A client with the token may do anything that this server can do. `auth.py` checks the tokens of
+requests. `make_private_folder` and `write_beside` also serve the discovery file.
 
 Two servers that start at the same moment agree on one token. Each writes a token to a temporary
 file, and only one of them can `link` it to the final name, because a link never replaces a file.

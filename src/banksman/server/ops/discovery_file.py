@@ -1,7 +1,8 @@
-"""Discovery file `server.json`: tells clients of the same user where this server listens.
+"""Discovery file `server.json`: write it at the start of a server, and remove it at its end.
 
-The file lies in the state folder, beside the store. A rename puts the complete file in place. Only
-the server that wrote the file removes it.
+The file tells clients of the same user where this server listens. They read it in
+`cli/client/discovery.py`. It lies in the state folder, beside the store. A rename puts the complete
+file in place. Only the server that wrote the file removes it.
 
 Another server could replace the file between the check of its content and its removal. So each
 change happens under a lock of the folder, which lasts for a few system calls. The kernel releases

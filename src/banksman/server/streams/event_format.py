@@ -1,6 +1,8 @@
-"""Wire format of event streams: SSE or NDJSON.
+"""Wire format of events: JSON for pages and streams, framed as SSE or NDJSON in streams.
 
-A stored event is already JSON. It is sent as it is stored.
+Every event except a frame is stored as JSON, and its body is sent as it is stored. The body of a
+frame is the frame as ACP updates. Marks such as `stream.live` are made here, too. `follower.py`
+sends the bytes.
 """
 
 from __future__ import annotations

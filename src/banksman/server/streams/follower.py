@@ -1,4 +1,9 @@
-"""Follower: one client's event stream (SSE or NDJSON), its wakeups, and stream counters."""
+"""Follower: send the event stream of one client, with heartbeats, limits and counters.
+
+`Follower` is the ASGI response. `FollowerWakeup` waits for the next page, the end, or the time of a
+heartbeat. `EventStreams` is the state of all streams: their limit per client, their tokens, and the
+shutdown. `StreamCounts` counts for the metrics. `sources.py` reads the log and encodes the pages.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
 """Handler of an agent's file and terminal requests, according to ACP version 1.
 
-`Workspace` owns the root, the terminals and the thread for file operations. It lives as long as the
-agent process that sends the requests. The next process of the session gets a new workspace, which
-does not know these terminals and opens the root again. All calls belong to the event loop that
-created the workspace. Only `serve` and `wait_ended` suspend. The parameters of a request are
-untrusted: each is checked, and the error text is written for the agent.
+`Workspace` checks the parameters and passes each request to `files.py` or `terminals.py`. It owns
+the root, the terminals and the thread for file operations (`BlockingCalls`). It lives as long as
+the agent process that sends the requests. The next process of the session gets a new workspace,
+which does not know these terminals and opens the root again.
+
+All calls belong to the event loop that created the workspace. Only `serve` and `wait_ended`
+suspend. The parameters of a request are untrusted: each is checked, and the error text is written
+for the agent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Terminals: commands that an agent delegates to its client, each with a keeper and a ladder.
+"""Terminals: commands that an agent delegates to its client, with the end of their output.
 
 **Ownership.** `Terminals` owns a terminal from the request until its process tree is proven gone.
 The agent may release it earlier (`release`). A terminal ends with its interrupted turn, with the

@@ -1,5 +1,8 @@
 """Appends in the writer thread, and a memory cache of the newest chunks.
 
+The cache (`RecentChunks`) belongs to the event loop: followers get new events without a read of the
+file. `no_owner` and `keep_snapshot` serve other operations of the writer too.
+
 The appends of one session in one group become one compare-and-set and one insert. A *run* is a
 sequence of appends of one writer in which each append expects to follow the one before. So only the
 first append must be compared with the stored state. If it does not fit, none of the later ones

@@ -1,5 +1,8 @@
 """Removal of the data of deleted sessions, in pieces, so that no transaction takes long.
 
+`maintenance.py` deletes the session's row and calls `begin`. `sqlite_log.py` and `writer_thread.py`
+remove the rest, piece after piece.
+
 A session's row decides what belongs to the session. Every query for chunks also asks for the row.
 So when the row is gone, no reader sees the chunks. The remaining chunks and turns are the *rest* of
 the session. A line in the table `store` records the rest until it is removed. So a crash only

@@ -2,8 +2,8 @@
 
 A host has an id in the store that is never reused. It locks the byte with that number in a file
 next to the store, `<path>-hosts`. To find out whether a host is alive, another host asks the kernel
-for a lock on that byte. No process ever writes to the file or removes it: hosts that use two
-different files do not see each other.
+for a lock on that byte. If no lock is held, it looks for the host's process in /proc. No process
+ever writes to the file or removes it: hosts that use two different files do not see each other.
 
 **Why a lock, and not only a pid with its start time.** No moment lies between a death and the
 release of the locks. Two pid namespaces (a container, and its next start) share the locks but do

@@ -1,4 +1,7 @@
-"""Operations on whole histories in the writer's transaction: rename, trim, retain, delete, restore.
+"""Changes of whole sessions in the writer's transaction: rename, trim, retain, delete, restore.
+
+`spool.py` has collected the history of a restore before. `deleted_sessions.py` removes the data of
+a deleted session afterwards, in pieces.
 
 Retention and trim remove only whole chunks, from the front. They never remove the newest chunk,
 because the session's place could not be read without it. They never remove events that the last

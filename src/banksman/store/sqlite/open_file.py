@@ -1,5 +1,7 @@
 """Open the store's file privately, and detect its removal or replacement while it is open.
 
+`StoreOpening` opens the file and owns all connections to it. `StoreFiles` detects a removal.
+
 Another process can remove, move or replace a file while this process has it open. The kernel then
 lets this process write to a file that no process can ever open again. SQLite does not check this.
 So the writer checks before it acknowledges each group of commits.

@@ -1,4 +1,8 @@
-"""Operations for the writer thread, their failure rules, and the context that they run in.
+"""Base classes of operations for the writer thread, their failure rules, and their context.
+
+Most of the operations are in `append.py`, `ownership.py` and `maintenance.py`, and
+`writer_thread.py` performs them. `WriterContext` also registers this process as a host of the
+store.
 
 The event loop creates an operation, the writer thread performs it, and the loop settles it. Each
 operation belongs to one thread at a time, so it needs no lock. `error` is the reason why it failed,

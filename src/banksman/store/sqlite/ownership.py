@@ -1,4 +1,7 @@
-"""Session ownership in the writer's transaction: claim, advance, release and lease.
+"""Session ownership in the writer's transaction: claim, advance, release, conversation lease.
+
+A lease here reserves the name of a conversation for one session. Hosts have no leases in this
+engine: a claim lasts until its release or the death of its host (`host_locks.py`).
 
 Each function runs inside a transaction that holds the write lock, so no other host can change the
 row between its read and its write. Each raises its refusal before it writes.

@@ -1,9 +1,9 @@
 """Read queries of the store: pages of events, snapshots, and the encoding of chunk rows.
 
-The reader thread runs these functions with its connection, each on one consistent view of the
-store. A page has a limit in bytes besides the limit in events. The events of an agent may be long,
-and a reader must not hold a whole history in memory. A chunk is always read whole, whichever of its
-events are requested.
+The reader thread runs the queries with its connection, each on one consistent view of the store.
+The writer thread uses the encoding too (`packed`, `checksum`). A page has a limit in bytes besides
+the limit in events. The events of an agent may be long, and a reader must not hold a whole history
+in memory. A chunk is always read whole, whichever of its events are requested.
 
 A row holds the entries of one append as one value with a checksum. One row per append, not per
 event, is the main reason for the speed of this engine. A row costs about as much as forty events of

@@ -1,4 +1,7 @@
-"""Temporary file for a restore: the history is collected here, then copied in one transaction.
+"""Temporary file for `Log.restore`: collect, check and encode a history before it is copied.
+
+`Spool` fills the file, attaches it to the writer's connection, and discards it. The transaction
+that copies it into the store is `maintenance.restore`.
 
 The source of a history may be slow, and the store has one write lock for all hosts. A slow
 transaction would make the other hosts wait, and fail. So the restore does not touch the store until

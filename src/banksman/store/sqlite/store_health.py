@@ -1,4 +1,7 @@
-"""Read-only health check of a store: it changes no byte and creates no file.
+"""Read-only health check of a SQLite store: it changes no byte and creates no file.
+
+`look` is the check, for `banksman doctor`. `names` lists the newest sessions and writes nothing
+either, for the completion of the shell.
 
 An ordinary open would change the store. The first connection after a crash resets the index of the
 write-ahead log, which is the only evidence of the committed frames (`wal_check.py`). The last

@@ -1,11 +1,14 @@
 """Waiting for new events, and the short queries that run in the event loop's thread.
 
+`TailWaiters` has the waiting tasks. `Lookup` has the queries: heads, listings and owners of
+sessions.
+
 A commit of this host wakes its waiters immediately. A commit of another host sends no notification:
 SQLite has no call for that, and inotify does not report writes through shared memory. So a timer
-reads the number that changes with every commit, every `WATCH_SECONDS`. This is the only polling in
-the project. It takes three microseconds of the event loop, and it runs only while a task waits for
-events that another host may write. The delay is too short for a person to notice. A waiter on a
-session that this host owns does not need the timer.
+reads the number that changes with every commit, every `WATCH_SECONDS`. This is the only polling for
+events in this engine. It takes three microseconds of the event loop, and it runs only while a task
+waits for events that another host may write. The delay is too short for a person to notice. A
+waiter on a session that this host owns does not need the timer.
 """
 
 from __future__ import annotations

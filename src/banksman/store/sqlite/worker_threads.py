@@ -1,5 +1,8 @@
 """Reader thread of the store, and the bridge between its two threads and the event loop.
 
+`StoreThreads`, the bridge, opens the store, starts both threads, and settles their results in the
+loop. The writer thread is in `writer_thread.py`.
+
 The reader thread reads and decodes histories, so that the event loop waits neither for the disk nor
 for the decoding. One reader is enough: a page takes a fraction of a millisecond, most of it in
 Python code, and only one thread runs Python at a time. The thread is a daemon for the same reason

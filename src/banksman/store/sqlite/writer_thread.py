@@ -1,4 +1,7 @@
-"""Writer thread: group commit of all queued operations in one transaction.
+"""Writer thread: group commit of the queued operations, and upkeep of the store between groups.
+
+The upkeep is retention, removal of deleted data, truncation of the write-ahead log, and the retry
+of failed releases.
 
 A commit costs the same for one append as for fifty. So while one commit is in progress, the next
 group of operations from all sessions collects in the queue. No operation waits for a timer. A group

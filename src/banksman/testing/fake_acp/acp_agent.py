@@ -1,4 +1,8 @@
-"""Process of the fake ACP agent: dispatches incoming JSON-RPC messages and answers them."""
+"""Process of the fake ACP agent: dispatches incoming JSON-RPC messages and answers them.
+
+It answers all requests except prompts. `acp_turn.py` performs a prompt, and `fake_rpc.py` has the
+loop.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """Turns, scripts and process state of the fake Claude.
 
+`Script` parses a script, `FakeClaudeTurn` runs a turn and writes its frames, and
+`FakeClaudeProcess` is the state that turns share. `claude_agent.py` reads the input, and `verbs.py`
+has the verbs.
+
 A turn passes these stages:
 
     read → queued → started → init → content → result → completed

@@ -1,4 +1,8 @@
-"""Read the evidence that fake agent processes leave, and find script verbs that no test uses."""
+"""Read the evidence that fake agent processes leave, and find script verbs that no test uses.
+
+Evidence is a folder with the input, arguments and performed steps of each process. `FakeRecord` in
+`fake_process.py` writes it, for all fake agents.
+"""
 
 from __future__ import annotations
 

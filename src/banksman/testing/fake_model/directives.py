@@ -1,8 +1,8 @@
-"""Parse the `@@` directives of a prompt into steps.
+"""Parse the `@@` directives of a prompt to the fake model into steps.
 
 Pure functions: text in, steps out. Each directive is one frozen value with its source line. Parsing
-expands nothing: a `@@big` of megabytes is one small value, and the server generates its text while
-it plays the step.
+expands nothing: a `@@big` of megabytes is one small value, and `play.py` generates its text while
+it plays the step. The `@@` lines of the fake agents are another language (`fake_script.py`).
 """
 
 from __future__ import annotations

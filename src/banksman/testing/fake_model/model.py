@@ -1,8 +1,9 @@
-"""Server of the fake model: the accept loop, one thread per connection, and the shutdown.
+"""`FakeModel`, the fake model server: threads, shutdown, agent settings, and seen requests.
 
 One thread accepts connections, and each connection has its own thread. The server ends when its
 eventfd becomes readable, and every wait of every thread watches that fd (see `http1`). `close`
-joins all threads, so that no thread runs after it.
+joins all threads, so that no thread runs after it. `routes.py` serves a connection, `setups.py` has
+the settings of each agent, and `record.py` keeps the requests.
 """
 
 from __future__ import annotations

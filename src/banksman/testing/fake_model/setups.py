@@ -1,8 +1,8 @@
 """Environment, arguments and files that make each real agent use the fake model only.
 
-Pure functions: text in, text out. Verified to be sufficient, each in a network namespace with only
-loopback: Claude Code 2.1.325, Codex 0.166.0, Zed's codex-acp 0.16.0, Gemini CLI 0.61.0, opencode
-1.18.33.
+Pure functions: text in, text out. `FakeModel.env` writes the files. Verified to be sufficient, each
+in a network namespace with only loopback: Claude Code 2.1.325, Codex 0.166.0, Zed's codex-acp
+0.16.0, Gemini CLI 0.61.0, opencode 1.18.33.
 """
 
 from __future__ import annotations

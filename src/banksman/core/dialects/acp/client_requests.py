@@ -1,8 +1,11 @@
-"""Requests from an ACP agent to its client, and their answers.
+"""Requests that an ACP agent sends to Banksman: translate them, and build their answers.
 
-Each request has exactly one answer. The answer to a permission request is one of the options that
-came with it. A caller's plain "allow" or "deny" selects the nearest option. If the agent offers no
-matching option, the answer is "cancelled", never the opposite of the decision.
+The requests are permissions, elicitations, and work with files and terminals. All others are
+labelled UNKNOWN. `conversation.py` sends the answers and the refusals, one for each request.
+
+The answer to a permission request is one of the options that came with it. A caller's plain "allow"
+or "deny" selects the nearest option. If the agent offers no matching option, the answer is
+"cancelled", never the opposite of the decision.
 """
 
 from __future__ import annotations

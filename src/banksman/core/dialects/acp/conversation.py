@@ -1,6 +1,8 @@
-"""State of the ACP protocol with one agent process.
+"""State of the ACP protocol with one agent process: handshake, turns, settings and requests.
 
-Lines that need memory are resolved here, and every frame to the agent starts here.
+Lines that need memory are resolved here, and every frame to the agent starts here. The quirks of
+the agent's profile correct the meaning of a stop reason. `reader.py` reads the lines that need no
+memory.
 
 **Opening.** The first request is `initialize`. The second opens the conversation: a new one, or an
 old one by `session/resume`, load or fork, as the agent can. Then the wanted model and mode are set.

@@ -1,9 +1,10 @@
-"""ACP version 1 vocabulary: opening requests, capabilities, settings and error texts.
+"""Build and read the fields of ACP version 1: opening, capabilities, settings, errors, costs.
 
-writer.py builds the prompts and client_requests.py answers the agent's requests. conversation.py
-decides the order of messages, and interprets the few fields of updates and replies that make a
-turn. A value from an agent counts only if it has the right type. Otherwise the field is treated as
-missing.
+The functions also choose the method that opens a conversation, check whether the agent can fulfil a
+setup, and recognise an unknown or too long conversation by the agent's error text. `writer.py`
+builds the prompts, and `client_requests.py` answers the agent's requests. `conversation.py` decides
+the order of messages, and what an update or a reply means for the turn. A value from an agent
+counts only if it has the right type. Otherwise the field is treated as missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""ACP frames as session updates: they already are updates and pass through unchanged.
+"""ACP frames as session updates, which pass unchanged; and the text of a turn's messages.
 
 ACP sends each text once. Therefore a frame alone and the frames of a turn in order give the same
-updates.
+updates. `AcpTranscript` collects the last message of a turn. `SaidInTurn` is a part of the protocol
+state: it shows whether a turn said anything, or sent an error as its answer.
 
 The answer to a prompt may report token counts. They do not become an update. The agents that report
 them also send updates about the use of the model's context window. The two numbers count different

@@ -1,7 +1,8 @@
 """Prompts for ACP agents, and the purpose of each request sent to an agent.
 
 A JSON-RPC reply names only the number of its request. The protocol state keeps a `Purpose` per
-number, to match replies to requests.
+number, to match replies to requests. `Stage` is the purpose of a handshake request. The parameters
+of the other requests are in `protocol_v1.py`, and `conversation.py` sends them.
 
 A prompt is text or ACP content blocks. Every agent accepts text and links. An agent accepts other
 blocks only if its capabilities say so, which is unknown before the handshake. Therefore `blocks`

@@ -1,4 +1,7 @@
-"""Claude Code frames as ACP session updates: the projection that readers see.
+"""Claude Code frames as ACP session updates for readers, and the text of a turn.
+
+`project` and `partial` translate one frame. `ClaudeProjector` translates the frames of a turn in
+order. `ClaudeTranscript` collects the text of a turn, including an unfinished message.
 
 **Each text appears once.** The agent sends everything twice: in deltas while the model writes, and
 in an `assistant` frame when a block is complete. Some answers have no deltas: from a cache, over a

@@ -1,7 +1,8 @@
 """Frames to Claude Code: prompts, control messages, command-line values and JSON schemas.
 
 Each frame is one line. A user's value is always inside a JSON string or in the same word as its
-flag. No value can become a frame or a flag.
+flag. No value can become a frame or a flag. `Claude.argv` in `__init__.py` builds the whole command
+line.
 
 **Schemas.** Claude Code silently drops a schema that it does not accept, and works without one. Its
 validator is strict and implements draft 7. It refuses a whole schema for a keyword of another

@@ -1,8 +1,9 @@
 """Codex dialect: its app-server, a JSON-RPC protocol of threads, turns and items.
 
-- reader.py: the meaning of one line alone.
+- reader.py: the meaning of one line alone, and the data of a turn for its boundary.
 - conversation.py: the state of the protocol, for lines that need memory and for all frames to the
   agent.
+- writer.py: the parameters of the requests to the agent.
 - client_requests.py: the agent's requests and their answers.
 - updates.py: the frames as session updates.
 """

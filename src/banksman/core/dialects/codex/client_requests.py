@@ -1,12 +1,13 @@
-"""Requests from the Codex app-server to its client, and their answers.
+"""Requests that Codex sends to Banksman: translate them, and build the results for answers.
 
 **Permissions.** The agent asks before a command, a change of files, or an extension of its rights.
 It lists the decisions that it accepts, and each becomes an option in ACP's terms. It accepts a
 plain `decline` even if it does not list it. `cancel` declines and ends the turn. Questions of an
 MCP server, or of the agent itself, are elicitations.
 
-**Other requests** (the time, a token, a client tool) are refused, because Banksman does not offer
-these services. The agent continues without them.
+**Other requests** (the time, a token, a client tool) are only labelled UNKNOWN here, because
+Banksman does not offer these services. The session refuses them through `conversation.py`, and the
+agent continues without them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""State of the Codex protocol with one app-server process.
+"""State of the Codex protocol with one app-server process: turns, prompts and interrupts.
+
+Lines that need memory are resolved here, and every frame to the agent starts here. `reader.py`
+reads the lines that need no memory. `writer.py` and `client_requests.py` build the parameters.
 
 **Ownership of a turn.** A prompt is a request (`turn/start`). Its reply names the turn of the
 prompt: a new turn that is about to start, or the running turn, which the prompt has joined. The

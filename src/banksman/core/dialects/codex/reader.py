@@ -1,8 +1,9 @@
-"""Read one line of the Codex app-server without memory.
+"""Read lines of the Codex app-server without memory, and build the boundary of a turn.
 
-The app-server speaks JSON-RPC without the version member. A turn is a stream of notifications, each
-with its thread and turn: `turn/started`, items that begin, grow and complete, and `turn/completed`,
-the boundary.
+`read` returns the meaning of one line. `RunningTurn` and `EndedTurn` are values for
+`conversation.py`: they collect the data of a turn, and give its boundary. The app-server speaks
+JSON-RPC without the version member. A turn is a stream of notifications, each with its thread and
+turn: `turn/started`, items that begin, grow and complete, and `turn/completed`, the boundary.
 
 **Ownership of a turn** is not in any line: it needs the ids of Banksman's requests. Therefore
 replies, requests and the few notifications about turns come out as `NeedsConversation`, which

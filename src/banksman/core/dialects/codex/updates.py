@@ -1,4 +1,7 @@
-"""Codex frames as ACP session updates: the projection that readers see.
+"""Codex frames as ACP session updates for readers, and the text of a turn.
+
+`project` and `partial` translate one frame. `CodexProjector` translates the frames of a turn in
+order. `CodexTranscript` collects the text of a turn, including an unfinished message.
 
 **Each text appears once.** The agent sends a text in deltas while the model writes, and again in
 the completed item. Two projections exist, and each emits everything once:

@@ -1,8 +1,9 @@
-"""Interface of a model API, and helpers that all APIs share.
+"""Interface of a model API of the fake model, and helpers that all APIs share.
 
-Each API has a module of pure functions. The module reads requests (the body as entries of a
-conversation) and writes replies (as events and as a whole). The choice of the script step and the
-time of sending are the same for every API, and are elsewhere.
+Each API has a module with an `Api` value. A function reads a request: the body as entries of a
+conversation. A `ModelMessage` class builds the reply, as events and as a whole. The modules do no
+I/O. The choice of the script step and the time of sending are the same for every API, and are in
+`play.py`.
 """
 
 from __future__ import annotations

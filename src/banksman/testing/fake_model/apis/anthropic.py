@@ -1,6 +1,7 @@
-"""Anthropic's Messages API, as Claude Code uses it.
+"""Anthropic's Messages API in the fake model: read requests of Claude Code, build replies.
 
-Pure functions. Claude Code 2.1.325 encodes a conversation like this, as far as it matters here:
+`read` is pure, `AnthropicMessage` is the reply under construction, and neither does I/O. Claude
+Code 2.1.325 encodes a conversation like this, as far as it matters here:
 
 - Tool results come in messages of the role "user". Reminders of the agent are separate text blocks
   beside them and beside the prompt.

@@ -1,7 +1,8 @@
-"""OpenAI's Chat Completions API, as opencode, Qwen Code and Copilot use it.
+"""OpenAI's Chat Completions API in the fake model: read requests, build replies and errors.
 
-Pure functions. The API has no standard for thoughts; `reasoning_content` is the de facto
-convention.
+The clients are opencode, Qwen Code and Copilot. `read` is pure, `ChatMessage` is the reply under
+construction, and neither does I/O. `responses.py` shares the errors. The API has no standard for
+thoughts; `reasoning_content` is the de facto convention.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Google's generateContent and streamGenerateContent APIs, as Gemini CLI uses them.
+"""Google's generateContent APIs in the fake model: read requests of Gemini CLI, build replies.
 
-Pure functions. The path contains the model and says whether to stream. A stream is a sequence of
+`read` is pure, `GeminiMessage` is the reply under construction, and neither does I/O. The path
+contains the model and says whether to stream (streamGenerateContent). A stream is a sequence of
 complete answers, each with the next parts, and has no opening event. The agent's text about its
-working directory is beside the first prompt, framed by a tag.
+working directory is beside the first prompt, framed by a tag: `play.py` skips it.
 """
 
 from __future__ import annotations

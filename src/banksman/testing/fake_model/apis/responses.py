@@ -1,10 +1,11 @@
-"""OpenAI's Responses API, as Codex uses it.
+"""OpenAI's Responses API in the fake model: read requests of Codex, build replies.
 
-Pure functions. A conversation is one flat list of items: messages, tool calls, tool results,
-reasoning. The agent writes its instructions in messages of the role "developer". Their text has
-lines of patches that begin with the mark `@@`. These lines are not directives, so this module skips
-such messages. Text that the agent writes in the name of the user (working directory, an aborted
-turn) is framed by a tag. A prompt that arrives while the agent works is an ordinary user message.
+`read` is pure, `ResponsesMessage` is the reply under construction, and neither does I/O. A
+conversation is one flat list of items: messages, tool calls, tool results, reasoning. The agent
+writes its instructions in messages of the role "developer". Their text has lines of patches that
+begin with the mark `@@`. These lines are not directives, so this module skips such messages. Text
+that the agent writes in the name of the user (working directory, an aborted turn) is framed by a
+tag: `play.py` skips it. A prompt that arrives while the agent works is an ordinary user message.
 """
 
 from __future__ import annotations
