@@ -117,7 +117,8 @@ def _check_installs(place: Place) -> None:
         assert verb == "install"
         for word in words:
             if not word.startswith("-"):
-                requirement = Requirement(word)
+                # A checkout is named by its folder.
+                requirement = Requirement(f"banksman{word[1:]}" if word.startswith(".") else word)
                 assert requirement.name in ("banksman", "httpx")
                 assert requirement.extras <= extras.keys()
 
