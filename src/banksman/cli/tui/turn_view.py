@@ -1,4 +1,8 @@
-"""Show one turn until its end, with questions and Ctrl-C. `ask` and `run` share this."""
+"""Show one turn until its end, with questions and Ctrl-C. `ask` and `run` share this.
+
+A person answers the questions, or `on_question` does (allow, deny, fail). A time limit interrupts
+the turn.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Requests to the owner of a session over NATS: request, liveness signals, answer.
+"""Requests to the owner of a session over NATS: request, confirmation, signs of life, answer.
 
-Both ends are here: `ask_owner` of the caller and `answer_for` of the owner. A request is opaque
-bytes; `cluster/http/` has its content.
+Both ends are here: `ask_owner` of the caller, and `answer_for`, `leave` and `fall_silent` of the
+owner. The owner starts nothing before the caller confirms that it still waits. A host that loses
+its lease falls silent. A request is opaque bytes; `cluster/http/` has its content.
 
 The owner of a session has one subscription for it. If no host has one, the server reports that
 immediately (`NoOwner`). If an owner does not answer, nothing reports it, and the result is unknown
@@ -107,7 +108,8 @@ class ClusterOwnerRequests:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<ClusterBus answers for {len(self._answering)}, {self._questions()} questions>"
+        count = len(self._answering)
+        return f"<ClusterOwnerRequests answers for {count}, {self._questions()} questions>"
 
     def _subject(self, session: str) -> str:
         return f"{self._prefix}.cmd.{token(session)}"

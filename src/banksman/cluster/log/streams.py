@@ -1,7 +1,7 @@
 """Streams and subjects of a store on NATS: names, configuration and creation.
 
-Before use it checks the version of the servers, the lease, and that neither events nor records were
-deleted. It also purges the messages of a session.
+Before use it checks the version of the servers, that all hosts have the same lease, and that
+neither events nor records were deleted. It also purges the messages of a session.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read a JSON object that no decoder accepts as a whole, member by member; repair its text.
 
 The object may be cut off, nested too deep, or contain one bad value. `split` reads its top-level
-members, `mended` replaces invalid text, and `decoded` does both steps for one value. The accessors
-at the end (`text`, `items`, `mapping`) treat a value of the wrong type as missing.
+members, `mended` replaces invalid text, and `decoded` decodes a value and mends it if that fails.
+The accessors at the end (`text`, `items`, `mapping`) treat a value of the wrong type as missing.
 
 A decoder returns either the whole line or nothing. That is wrong for the one frame that matters:
 the boundary. If it cannot be read because of an emoji cut in half, or because only its first bytes

@@ -1,9 +1,12 @@
-"""Messages between host, zygote and keeper: one marshalled tuple per SEQPACKET message.
+"""Messages between host, zygote and keeper: their list, encoding and size limits.
+
+A message is one marshalled tuple in one SEQPACKET message; `process/syscalls.py` sends and receives
+it. The names and the exit status of these processes are here too. An *order* is the description of
+one command to start (`process/spawn_request.py`).
 
 A message arrives whole or not at all, so a keeper that is killed while it sends cannot leave half a
 frame. `marshal` is safe here and only here: both ends are the same program, run by the same
-interpreter. No other process can open the socketpair between them. An *order* is the description of
-one command to start (`process/spawn_request.py`).
+interpreter. No other process can open the socketpair between them.
 
     host → zygote
       (SPAWN, count, grace, order)         give this command to a keeper

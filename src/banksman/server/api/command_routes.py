@@ -1,7 +1,8 @@
-"""Commands over HTTP: start, read, watch, write, signal, resize and stop programs.
+"""Commands over HTTP: start, list, read, write, signal, resize, stop, and wait for a pattern.
 
-A command lives as long as the server at most. Its output and its result are kept for a while after
-its end: see Host.
+The end of a command is reported once: to a request that waited for it or stopped it, or by
+`take_ended`. A report that could not be sent is given back. A command lives as long as the server
+at most. Its output and its result are kept for a while after its end: see Host.
 """
 
 from __future__ import annotations

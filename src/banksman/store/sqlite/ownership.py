@@ -1,5 +1,6 @@
 """Session ownership in the writer's transaction: claim, advance, release, conversation lease.
 
+A claim creates a missing session. A release that failed is retried with the next commit.
 A lease here reserves the name of a conversation for one session. Hosts have no leases in this
 engine: a claim lasts until its release or the death of its host (`host_locks.py`).
 

@@ -1,4 +1,8 @@
-"""Detect acknowledged commits that the write-ahead log has lost, before SQLite opens the store.
+"""Detect acknowledged commits that a store has lost, before SQLite opens it.
+
+`check_tail` compares the write-ahead log with its index. `check_file` finds an empty or missing
+store file beside a log. `opened` and `closed` count the logs of this process: while one is open, no
+check runs that would drop SQLite's locks.
 
 After a crash SQLite reads the write-ahead log (`-wal`) from its start and stops at the first frame
 with a wrong checksum. This is right for a transaction that was interrupted. It is wrong for a tail

@@ -1,4 +1,8 @@
-"""Request handling of the fake model: route each request to its API and send the answer."""
+"""Request handling of the fake model: find the API of a request, answer it, record the outcome.
+
+A model call plays its step (`play.py`). Other requests (model lists, token counts, compaction,
+probes) are answered here. `record.py` keeps each request and its outcome for the test.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Requests that an ACP agent sends to Banksman: translate them, and build their answers.
+"""Requests that an ACP agent sends to Banksman: translate all, answer permissions and forms.
 
-The requests are permissions, elicitations, and work with files and terminals. All others are
-labelled UNKNOWN. `conversation.py` sends the answers and the refusals, one for each request.
+Work with files and terminals is only translated: `sessions/workspace/` does it and gives the
+result. All other requests are labelled UNKNOWN. `conversation.py` sends the answers and refusals.
 
 The answer to a permission request is one of the options that came with it. A caller's plain "allow"
 or "deny" selects the nearest option. If the agent offers no matching option, the answer is

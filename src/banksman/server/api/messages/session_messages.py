@@ -1,4 +1,4 @@
-"""Messages about sessions: open, list, show, change, explain."""
+"""Messages about sessions: open, list, show, change, delete, explain."""
 
 from __future__ import annotations
 
