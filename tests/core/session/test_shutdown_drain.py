@@ -45,6 +45,7 @@ from banksman.core.session.facts import (
     ProcessReported,
     SettingAsked,
     Timer,
+    TimerFired,
 )
 from banksman.core.session.history import replay
 from banksman.core.session.outcome import By, Kind
@@ -113,6 +114,13 @@ def test_leaving_session_finishes_running_turn_and_passes_queue_on() -> None:
     assert talk.logged(kinds.SESSION_LEFT) == [{"queued": ["b", "c"]}]
     assert not talk.logged(kinds.SESSION_CLOSED)
     assert talk.kinds == {"a": Kind.DONE}, "no outcome is made up"
+
+
+def test_leaving_session_ignores_a_timer_that_it_did_not_start() -> None:
+    talk = running()
+    talk.tell(LeaveAsked(0.0))
+    before = talk.state
+    assert step(before, TimerFired(1.0, (Timer.LEAVE, "nobody"))) == (before, [])
 
 
 def test_left_session_log_names_queue_and_is_not_closed() -> None:

@@ -55,7 +55,8 @@ def fire(work: Transition, timer: Timer, subject: str) -> None:
             if is_due and subject == str(state.store_retries):
                 durability.retry(work)
         case Timer.LEAVE:
-            shutdown.hurry(work)
+            if (timer, subject) == shutdown.LEAVE:
+                shutdown.hurry(work)
 
 
 def _of_turn(work: Transition, timer: Timer, key: str) -> None:
