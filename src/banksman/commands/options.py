@@ -3,7 +3,8 @@
 The program itself (argv, environment, folder, user) is checked by process/launch.py.
 
 All options are checked at the call. A bad number is therefore the caller's error, and never appears
-as a strange end of the command. Redirect targets are opened when the command starts.
+as a strange end of the command. Nothing is opened here: `process/stdio.py` opens the target of a
+redirect when the command starts.
 
 The names of targets come from `subprocess`, with one difference. There `None` means inherited. Here
 `None` has always meant captured, so "inherit" is a word, as for `stdin`.

@@ -1,8 +1,9 @@
-"""Base class of `Session`: close, drain, leave, and apply a new spec after a reopen.
+"""Base class of `Session`: its state on this host, close, drain, leave, and a new spec.
 
-`registry.py` opens sessions and attaches the owned parts. This class holds no state that decides
-anything. Each call becomes a fact for the session's driver, in the session's event loop. The state
-machine of a shutdown is `core/session/shutdown.py`.
+`registry.py` opens sessions and attaches the owned parts (`OwnedSession`). The properties
+(`is_open`, `is_leaving`, `conversation` and others) read the driver's state. This class keeps no
+state that decides anything. Each change (close, drain, leave, reconfigure) becomes a fact for the
+driver, in the session's event loop. The state machine of a shutdown is `core/session/shutdown.py`.
 """
 
 from __future__ import annotations

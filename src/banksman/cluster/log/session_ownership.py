@@ -1,6 +1,7 @@
-"""Claim, advance, lease, release and delete sessions by compare-and-set, with a fence per claim.
+"""Session ownership on NATS: claim, advance, release, delete and a lock on the conversation.
 
-A lease here is the right of one session to a conversation. Leases of hosts are in `host_leases.py`.
+Every change is a compare-and-set, and each claim fences off the owner before it. A lease here is
+the right of one session to a conversation. Leases of hosts are in `host_leases.py`.
 
 A claim changes the record first, at the sequence at which it was read, so exactly one of several
 claimants succeeds. Then it appends a mark (`session.claimed`) behind the last message of the

@@ -1,12 +1,13 @@
-"""Entries and events of a session's log: their kinds, encoding and decoding.
+"""Entries and events of a session's log: all kinds, and the JSON body of one entry.
 
 An entry is one durable line: the turn that it belongs to, its kind, and its data. For the agent's
 frames, the data is the line itself, byte for byte. For Banksman's own kinds, it is a JSON object.
 An event is an entry with its place in the log; it is created when a reader reads it. `Project`
 translates its frame to ACP session updates.
 
-Entries are plain tuples, and are written in chunks that share session, epoch and time, because
-every token of every agent takes this path.
+Entries are plain tuples, because every token of every agent takes this path. The stores write them
+in chunks that share session, epoch and time, and have the format of a chunk
+(`store/sqlite/pages.py`, `cluster/log/message_codec.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Sources of event streams: one session or many, as encoded pages that all followers share."""
+"""Sources of event streams (one session or many), and the cache of encoded pages for followers.
+
+`OneSession` and `ManySessions` make the page after a place. `SharedPages` makes each page once for
+all followers at that place. `follower.py` sends the pages.
+"""
 
 from __future__ import annotations
 
