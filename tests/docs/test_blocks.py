@@ -39,6 +39,7 @@ WHOLE: dict[tuple[str, str], Handler] = {
     ("docs/tutorial.md", "console"): elsewhere("tests/test_tutorial.py::test_tutorial_shell_blocks_are_all_run"),
     ("docs/tutorial.md", "console second"): elsewhere("tests/test_tutorial.py::test_tutorial_shell_blocks_are_all_run"),
     ("docs/architecture.md", "text"): names,
+    ("docs/decisions/0013-the-layout.md", "text"): names,
 }
 WEB_UI = elsewhere("tests/docs/test_web_ui.py::test_web_ui_page_shows_the_turn_in_a_browser")
 HANDLERS: dict[tuple[str, str], Handler] = {
