@@ -254,12 +254,16 @@ def unit(block: Block, folder: Path) -> None:
 
 def dockerfile(block: Block, folder: Path) -> None:
     place = Place(folder)
-    lines = [line.partition(" ") for line in block.text.splitlines() if not line.startswith("#")]
+    text = re.sub(r"\\\n\s*", "", block.text)
+    lines = [line.partition(" ") for line in text.splitlines() if not line.startswith("#")]
     found = {name: words for name, _, words in lines}
     assert [*found] == ["FROM", "RUN", "USER", "ENV", "VOLUME", "ENTRYPOINT", "HEALTHCHECK"]
     program, verb, *words = json.loads(found["ENTRYPOINT"])
     assert program == "banksman"
     import_module(f"banksman.cli.commands.{verb}").parser().parse_args(words)
+    # A volume gets the owner of the folder in the image.
+    assert f"install -d -o {found['USER']} " in found["RUN"]
+    assert found["RUN"].endswith(f" {found['VOLUME']}")
     install, _, _ = found["RUN"].partition(" && ")
     _check_command([str(place.bin / "pip"), *shlex.split(install)[1:]], place)
     _check_installs(place)

@@ -17,20 +17,39 @@ CODE = re.compile(r"(?<!`)(`+)(?!`)((?:.|\n(?!\n))+?)(?<!`)\1(?!`)")
 ERRORS = ("cannot ", "no server ", "session … ", "the agent ", "the host ", "the session ", "there is no ", "unknown: ")
 
 
-def quotes() -> Iterator[str]:
-    """Yield each text and each name in the first columns."""
+def quotes(heads: tuple[str, ...] = HEADS) -> Iterator[str]:
+    """Yield each text and each name in the first columns with these heads."""
     for table in re.findall(r"(?:^\|.*\n)+", PAGE, re.MULTILINE):
         head, _, *rows = [row.split(" | ")[0].strip("| ") for row in table.splitlines()]
         assert head in HEADS, f"a table has another first column: {head}"
+        if head not in heads:
+            continue
         for row in rows:
             for _, quote in CODE.findall(row):
-                yield quote
+                yield quote.strip()
 
 
 def test_troubleshooting_page_quotes_texts_of_the_package() -> None:
     found = list(quotes())
     assert len(found) > 100
     assert [quote for quote in found if not texts.is_known(quote)] == []
+
+
+def test_troubleshooting_page_has_every_warning_and_error_of_the_log() -> None:
+    lines = dict(texts.log_lines())
+    assert len(lines) > 90
+    assert [place for place, line in lines.items() if line is None] == []
+    shown = set(quotes(("line",)))
+    assert [(place, line) for place, line in lines.items() if line and not texts.is_shown(line, shown)] == []
+
+
+def test_log_line_is_shown_if_one_quote_has_its_words() -> None:
+    line = f"accept failed: {texts.GAP}, retrying in {texts.GAP} s"
+    assert texts.is_shown(line, ["accept failed: Too many open files, retrying in 1 s"])
+    assert texts.is_shown(line, ["accept failed: …, retrying in … s"])
+    assert not texts.is_shown(line, ["accept failed: …"])
+    # A quote with more gaps than the line is another line.
+    assert not texts.is_shown(f"cannot read {texts.GAP}", ["cannot read …: …"])
 
 
 def test_pages_quote_error_texts_of_the_package() -> None:

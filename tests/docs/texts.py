@@ -21,10 +21,13 @@ import errno
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[2] / "src" / "banksman"
+SOURCE_FILES = sorted(set(SOURCES.rglob("*.py")) - set((SOURCES / "testing").rglob("*.py")))
+# The methods of a logger for warnings and errors.
+LEVELS = ("warning", "error", "exception", "critical")
 # A gap in a text of the package. No text has this character.
 GAP = "\0"
 # The part of the characters of a quote that must be fixed.
@@ -71,7 +74,7 @@ def _texts_and_names() -> tuple[frozenset[str], frozenset[str]]:
     """Return the texts of the package, and the names: of classes, attributes, parameters, and all texts."""
     texts = set(FOREIGN)
     names: set[str] = set()
-    for path in sorted(set(SOURCES.rglob("*.py")) - set((SOURCES / "testing").rglob("*.py"))):
+    for path in SOURCE_FILES:
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         for node in nodes:
@@ -87,6 +90,61 @@ def _texts_and_names() -> tuple[frozenset[str], frozenset[str]]:
                 case _:
                     pass
     return frozenset(texts), frozenset(names | texts)
+
+
+def _first_words(call: ast.Call, texts: dict[str, str]) -> str | None:
+    """Return the first argument of a call as a text. A name stands for the text that the function gives it."""
+    match call.args:
+        case [ast.Name(id=name), *_]:
+            return texts.get(name)
+        case [first, *_]:
+            return _text(first)
+        case _:
+            return None
+
+
+def log_lines() -> Iterator[tuple[str, str | None]]:
+    """Yield each call that logs a warning or an error: its place, and the first line of its text, with gaps.
+
+    The text is None if it is neither a constant nor a variable of the function that has a constant value.
+    """
+    for path in SOURCE_FILES:
+        source = path.read_text(encoding="utf-8")
+        if "getLogger" not in source:
+            continue
+        tree = ast.parse(source)
+        loggers = {
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("logging.getLogger(")
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            texts = {
+                node.targets[0].id: text
+                for node in ast.walk(function)
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+                if (text := _text(node.value)) is not None
+            }
+            for node in ast.walk(function):
+                match node:
+                    case ast.Call(func=ast.Attribute(value=ast.Name(id=logger), attr=level)) if (
+                        logger in loggers and level in LEVELS
+                    ):
+                        text = _first_words(node, texts)
+                        place = f"{path.relative_to(SOURCES)}:{node.lineno}"
+                        yield place, None if text is None else PERCENT.sub(GAP, text.partition("\n")[0])
+                    case _:
+                        pass
+
+
+def is_shown(line: str, quotes: Iterable[str]) -> bool:
+    """Return whether one of the quotes is this log line, with `…` or a value in each gap."""
+    pattern = _pattern(line, GAP)
+    return any(pattern.fullmatch(quote) and line.count(GAP) >= quote.count("…") for quote in quotes)
 
 
 @functools.cache

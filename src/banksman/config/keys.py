@@ -267,8 +267,9 @@ _SERVE = (
         name="serve.mirror_transcripts",
         kind=ValueKind.FLAG,
         what=(
-            "Keep agents' transcripts, with secrets in them, in a shared store, "
-            "for hosts that take sessions over."
+            "Copy transcripts to the shared store, for hosts that take sessions over. "
+            "A transcript that contains a value of `secrets` is not copied; "
+            "other credentials are not detected."
         ),
         default=True,
     ),

@@ -26,7 +26,7 @@ def parser() -> ServerParser:
         "why",
         "[SESSION] [--stacks]",
         "Explain what a session is doing and waiting for: "
-        "its owner, queue, questions, clocks and processes.",
+        "its owner, queue, questions, watchdogs and processes.",
         "banksman why fix-ci",
     )
     flags.add_argument("session", nargs="?", metavar="SESSION", help="id or name of the session")

@@ -132,7 +132,9 @@ _WITH_TOKEN = (401,)
 _WITH_ID = (404,)
 _WITH_BODY = (413, 415)
 # For a session that another host may own.
-_TO_OWNER = (502, 504)
+_TO_OWNER = (504,)
+# The same, if the request changes something. A read does not use the agent.
+_CHANGE_AT_OWNER = (502,)
 
 _WORDS = {
     400: "The request is malformed.",
@@ -359,6 +361,7 @@ def _statuses(route: Route) -> set[int]:
         *(_WITH_ID if "{" in route.path else ()),
         *(_WITH_BODY if route.body is not None else ()),
         *(_TO_OWNER if route.to_owner is not None else ()),
+        *(_CHANGE_AT_OWNER if route.to_owner is not None and route.method != "GET" else ()),
     }
 
 

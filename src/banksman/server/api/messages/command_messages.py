@@ -97,7 +97,8 @@ class Step(Struct):
 
     Attributes:
         rung: Name of the rung: `eof`, `term`, `rest`, `kill`, `keeper` and others.
-        at: When it was taken, in seconds after the start of the command.
+        at: When it was taken, in seconds. In the result of a command: since the start of the
+            command. In the event `process.stopped`: since 1970.
     """
 
     rung: str

@@ -88,7 +88,9 @@ SessionPhase = Annotated[
         PHASES,
         "What a session is doing, in detail. "
         "`fenced`: another writer has claimed it. `left`: this host has handed it over. "
-        "`elsewhere`: another live host has it. `lost`: its host died. `asleep`: no host has it.",
+        "`elsewhere`: another live host owns it. `lost`: its host died, and no host owns it yet. "
+        "`asleep`: its host released it, and no host owns it; the next ask or open claims it. "
+        "A list shows a closed session as `asleep`, too.",
     ),
 ]
 SessionState = Annotated[
@@ -98,7 +100,9 @@ SessionState = Annotated[
         STATES,
         "The phase in one word. `asks`: a question waits for an answer. "
         "`wedged`: it is stuck, or seems to be. `queued`: asks wait and none runs. "
-        "`gone`: no host has it. `unreachable`: its host is silent. "
+        "`elsewhere`: another live host owns it. "
+        "`gone`: its phase is `asleep`, `lost`, `closed`, `left` or `deleted`, "
+        "and no ask is known to wait in it. `unreachable`: its host is silent. "
         "`not movable`: its host died and no other host can take it over.",
     ),
 ]
@@ -192,7 +196,16 @@ GivenAnswer = Annotated[
         "`withdrawn`: it no longer needs an answer.",
     ),
 ]
-Remember = Annotated[str, one_of("Remember", PLACES, "Where the agent remembers an answer.")]
+Remember = Annotated[
+    str,
+    one_of(
+        "Remember",
+        PLACES,
+        "Where the agent stores the permission, so that it does not ask again. "
+        "`session`: in its process, until that exits. "
+        "`local`, `project`, `user`: in its settings file of this scope.",
+    ),
+]
 CommandState = Annotated[str, one_of("CommandState", State, "The progress of a command.")]
 CommandEnded = Annotated[
     str,

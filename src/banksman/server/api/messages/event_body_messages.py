@@ -185,7 +185,7 @@ class ProcessStoppedBody(Struct):
 
     Attributes:
         process: Number of the process.
-        ladder: Rungs that were taken. Here `at` is in seconds since 1970.
+        ladder: Rungs that were taken, each with `at` in seconds since 1970.
     """
 
     process: int

@@ -199,7 +199,8 @@ class Answer(Body):
         message: Message for the agent.
         updated_input: Input for the tool, in place of the agent's own.
         content: The entered values, for an `elicitation`.
-        remember: Whether the agent remembers the answer, or where.
+        remember: With `allow`: whether the agent stores the permission and does not ask again. True
+            means `session`; a string names the place.
         interrupt: With `deny`: whether to stop the turn, too.
     """
 
