@@ -1,133 +1,151 @@
-# Needs python3 (3.11 or newer), make and the package registries; the targets make the rest.
+# Development tasks. Needs python3 (3.11 or newer), make and the package registries; the targets
+# install everything else.
 #
-# Each environment is made by tools/venv.py from one hashed lock, and only when its lock, its Python or the place of the
-# checkout changed. There are several because none may hide what another lacks:
+# tools/venv.py creates each environment from one hashed lock file. It does so again only if the
+# lock, the Python or the path of the checkout has changed. The environments are separate, so that a
+# package of one environment cannot hide a missing dependency of another:
 #   .venv          requirements/dev.txt    tests, linters, type checker
-#   .venv-run      requirements/run.txt    what a user gets: a module that needs a developer's package fails in `make run`
-#   .venv-bench    requirements/bench.txt  the package and what it is measured against
+#   .venv-run      requirements/run.txt    a user's installation: a module that imports a
+#                                          development package fails in `make run`
+#   .venv-bench    requirements/bench.txt  the package and the libraries of the comparison
 #   .venv-docs     requirements/docs.txt   the package and the site generator
 #   .venv-3.12 …   requirements/dev.txt    the same tests on the other Pythons
 
 PYTHON ?= python3
-# Tests of processes mostly wait, but what they wait for has deadlines: one worker more than there are cores.
+# Process tests mostly wait, but with deadlines. So there is only one worker more than cores.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-# More for pytest: make test ARGS="-k setsid -x"
+# More arguments for pytest: make test ARGS="-k setsid -x"
 ARGS ?=
 AGENT ?=
 PORT ?=
 
 BIN := .venv/bin
-# pyright asks the registry whether it is the newest. It is the locked one, and a check must not need the network.
+# pyright asks the registry for a newer version. The lock decides the version, and a check must not
+# need the network.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
-# Tests start the package in hundreds of processes. Without bytecode on disk each of them would compile it again: a
-# second of CPU instead of half a one for a server, and three times as long to collect the tests.
+# Tests start the package in hundreds of processes. Without bytecode on disk each of them would
+# compile the package again: a server start would take one second of CPU instead of half a second,
+# and the collection of the tests three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run tour test test-busy chromium shells typescript screenshots docs docs-cli blocking check check-deep bench soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench venv-docs
 
-help: ## this list
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: venv-run ## the server with a scripted agent in it, with what a user's installation has and nothing more (PORT=4380)
+run: venv-run ## Run the server with a scripted agent, in a user's environment (PORT=4380)
 	.venv-run/bin/python -m banksman.demo $(if $(PORT),--port $(PORT))
 
-# AGENT=claude: a session with that agent instead of the tour, with your own settings and at your own cost.
-tour: venv-run ## a guided tour in the terminal (AGENT=claude: a session with the real one)
+# AGENT=claude opens a session with that agent instead of the tour, with your settings and at your
+# cost.
+tour: venv-run ## Show a guided tour in the terminal (AGENT=claude: a session with the real agent)
 	.venv-run/bin/python -m banksman.demo talk "$(AGENT)"
 
-test: venv chromium shells ## the tests, in parallel, in five minutes; the slowest ten are printed
+test: venv chromium shells ## Run the tests in parallel, in about five minutes; print the slowest ten
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-# A newcomer's machine is busy with other things. No test may fail because of that: see CONTRIBUTING.md.
-test-busy: venv chromium shells ## `make test` once, with six busy loops beside it
+# A contributor's machine may be busy. No test may fail because of that: see CONTRIBUTING.md.
+test-busy: venv chromium shells ## Run `make test` once, beside six busy loops
 	$(PYTHON) tools/busy.py $(MAKE) test
 
-# Needed by the browser tests alone. Where there is none and none may be installed it says so, and CI stops here.
+# Only the browser tests need Chromium. If it is missing and cannot be installed, the tool says so,
+# and CI stops here.
 chromium:
 	@$(PYTHON) tools/chromium.py > /dev/null
 shells:
 	@$(PYTHON) tools/debian.py zsh fish
-# For the client that is generated from the OpenAPI. Needs the registry of npm once.
+# For the test of the TypeScript client that is generated from the OpenAPI document. Needs the npm
+# registry once.
 typescript: venv
 	@$(BIN)/python tools/typescript.py > /dev/null
 
-# The tutorial's pictures are made by the tests that follow it, so that they show what it does and not what it did once.
-screenshots: venv chromium ## docs/images/*.png again, by the browser test of the tutorial
+# The tests of the tutorial make its pictures, so that the pictures always show the current page.
+screenshots: venv chromium ## Make docs/images/*.png again, by the browser test of the tutorial
 	BANKSMAN_SCREENSHOTS=docs/images $(BIN)/python -m pytest -n 0 -q -m thorough $(ARGS) tests/server/web/browser/test_tutorial_pictures.py
 
-# No network: the theme fetches no font, and the strict mode makes a broken link or anchor an error.
-docs: venv-docs ## the documentation site, in build/site
+# Needs no network: the theme loads no font. The strict mode makes a broken link or anchor an error.
+docs: venv-docs ## Build the documentation site in build/site
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --site-dir build/site
 
-docs-cli: venv ## docs/cli.md, from what --help says
+docs-cli: venv ## Generate docs/cli.md from the --help texts
 	$(BIN)/python tools/cli_page.py
 
-blocking: venv ## the classes of banksman.threads again, from the async ones
+blocking: venv ## Generate the classes of banksman.threads from the async ones
 	$(BIN)/python tools/blocking_api.py
 
-check: venv ## format, lint, strict types, the layers' one-way rule
+check: venv ## Check format, lint, strict types and the import rule of the layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python tools/blocking_api.py --check
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
-bench: venv-bench ## ratios against subprocess, asyncio and claude-agent-sdk, from one run
+bench: venv-bench ## Measure ratios against subprocess, asyncio and claude-agent-sdk in one run
 	.venv-bench/bin/python -m bench
 
-# Not part of `make bench`: it takes as long as it is told. bench/soak.py says how each number is judged.
+# Not part of `make bench`, because it takes MINUTES. bench/soak.py explains how each number is
+# judged.
 MINUTES ?= 15
 SVG ?= build/soak.svg
-soak: venv-bench ## a server under load: does anything grow with its history? (MINUTES=15; plots in build/soak.svg)
+soak: venv-bench ## Check that no resource of a loaded server grows with its history (MINUTES=15; plots in build/soak.svg)
 	.venv-bench/bin/python -m bench.soak --minutes $(MINUTES) --svg $(SVG)
 
-# What `make test` leaves out of these for its five minutes (tests/thorough.py): the slower worlds of the core, schedules of the
-# driver, of the deaths, cuts and failures those that are like their neighbours, and what is marked thorough.
-prove: venv chromium shells typescript ## every order of facts, every death of the store, every cut of a stream, every call that fails
+# The tests that `make test` leaves out to stay within five minutes (tests/thorough.py):
+#  - the slower worlds of the core, and more schedules of the driver
+#  - kills, cuts and failures that resemble a neighbouring case
+#  - tests with the mark `thorough`
+prove: venv chromium shells typescript ## Test every order of facts, kill of the store, cut of a stream and failing call
 	BANKSMAN_EXPLORE=160 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		-o faulthandler_timeout=900 -m "thorough or explored" $(ARGS)
 
-# The same tests as `make test` runs, with more schedules each and larger worlds. Minutes to hours, as EXPLORE says.
+# The same tests as in `make test`, with more schedules each and larger worlds. Takes minutes to
+# hours, depending on EXPLORE.
 EXPLORE ?= 2000
-explore: venv ## slower proofs: more schedules of the driver (EXPLORE=2000 each), larger worlds of the core
+explore: venv ## Explore more schedules of the driver (EXPLORE=2000 each) and larger worlds of the core
 	BANKSMAN_EXPLORE=$(EXPLORE) BANKSMAN_EXPLORE_LARGE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		-o faulthandler_timeout=7200 $(ARGS) tests/simulation/test_driver_explored.py tests/core/session/test_step.py
 
-# The same storms as in `make test`, with another seed each time: one server for CHAOS minutes; three nodes of NATS, three
-# hosts and two front ends with sixty sessions for CLUSTER minutes, then how long a take-over takes. A seed that failed is
-# printed: BANKSMAN_CHAOS_SEED=… make chaos begins with it; ARGS="-k cluster" leaves the other one out.
+# The same chaos tests as in `make test`, longer and with another seed each time:
+#  - one server, for CHAOS minutes
+#  - three NATS nodes, three hosts and two front ends with sixty sessions, for CLUSTER minutes; then
+#    a measurement of the take-over time
+# A failed run prints its seed: BANKSMAN_CHAOS_SEED=… make chaos begins with it. ARGS="-k cluster"
+# runs only the second one.
 CHAOS ?= 10
 CLUSTER ?= 5
-chaos: venv ## clients cut off, servers, hosts and nodes killed and stopped, again and again (CHAOS=10, CLUSTER=5 minutes)
+chaos: venv ## Cut clients off, kill and stop servers, hosts and nodes repeatedly (CHAOS=10, CLUSTER=5 minutes)
 	BANKSMAN_CHAOS=$(CHAOS) BANKSMAN_CHAOS_CLUSTER=$(CLUSTER) \
 		$(BIN)/python -m pytest -n 0 -s -o faulthandler_timeout=7200 -m "thorough or not thorough" $(ARGS) tests/chaos
 
-# What `make test` does for a moment, for DEEP seconds each, and from another beginning each time.
+# The fuzz tests of `make test`, for DEEP seconds each and with another seed each time.
 DEEP ?= 60
-check-deep: venv ## made-up bytes at framing, dialects, streams and the server, and its whole API (DEEP=60 seconds each)
+check-deep: venv ## Fuzz framing, dialects, streams, the server and its whole API (DEEP=60 seconds each)
 	BANKSMAN_DEEP=$(DEEP) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
 		-o faulthandler_timeout=7200 -o python_files="test_*.py deep_*.py" $(ARGS) tests/fuzz
 
-# Not part of `make test`: they need npm once, Node.js and namespaces always. tools/agents.py says what it does and needs;
-# what it fetches is kept in the user's cache, for all checkouts, and is not `clean`'s.
-test-agents: venv ## the real agents against a fake model, in a namespace without a network; ends with a table
+# Not part of `make test`: these tests need npm once, and Node.js and namespaces always.
+# tools/agents.py lists its steps and requirements. Its downloads stay in the user's cache, for all
+# checkouts, and `make clean` does not remove them.
+test-agents: venv ## Test the real agents against a fake model, in a namespace without a network; print a table
 	$(PYTHON) tools/agents.py run $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/agents
 
-conformance: venv ## docs/conformance.md, from a run of every real agent in every step
+conformance: venv ## Generate docs/conformance.md from a run of every real agent in every step
 	BANKSMAN_CONFORMANCE=docs/conformance.md $(PYTHON) tools/agents.py run $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/agents/test_matrix.py
 
-# Without what is explored in the core: it is pure, and the same on each. Of the server what speaks with it in earnest.
+# Leaves out the exploration of the core, which is pure and behaves the same on each Python. Of the
+# server tests it runs those that talk to a real server.
 SERVED := $(addprefix tests/server/,http/test_accept_loop.py api/test_command_routes.py http/test_connection.py test_main.py streams/test_follower_marks.py api/test_session_routes.py)
-test-pythons: ## the tests on each other Python from 3.11 to 3.13 that is found
+test-pythons: ## Run the tests on each other installed Python from 3.11 to 3.13
 	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) --ignore tests/core/session/test_step.py tests/core tests/process tests/commands tests/sessions tests/simulation tests/store tests/threads tests/testing $(SERVED)
 
-# The locks name no registry: whoever installs uses their own, and the hashes hold whichever it is. The header of a lock
-# says `make lock` and not the command, because the command could name one.
+# The locks name no registry: each installation uses its configured one, and the hashes are valid
+# for all. The header of a lock names `make lock` and not the uv command, because that could name a
+# registry.
 LOCK := .venv-lock/bin/uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes $(if $(UPGRADE),--upgrade) \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
-lock: .venv-lock/bin/uv ## the hashed locks from requirements/*.in (UPGRADE=1: newest versions)
+lock: .venv-lock/bin/uv ## Generate the hashed locks from requirements/*.in (UPGRADE=1: newest versions)
 	$(LOCK) --output-file requirements/run.txt requirements/run.in
 	$(LOCK) --output-file requirements/dev.txt requirements/dev.in
 	$(LOCK) --output-file requirements/bench.txt requirements/bench.in
@@ -138,7 +156,7 @@ lock: .venv-lock/bin/uv ## the hashed locks from requirements/*.in (UPGRADE=1: n
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet 'uv>=0.13,<0.14'
 
-clean: ## remove everything that these targets made
+clean: ## Remove everything that these targets created
 	rm -rf .venv .venv-* build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,23 +1,25 @@
-// The one way to the document: elements are made, and text is put in as text.
+// Create and change DOM nodes. Text is always inserted as text.
 //
-// Nothing here parses HTML, and nothing runs what it is given: a handler is a function, a property that would parse
-// (`innerHTML`, `srcdoc`) or run (`onclick="…"`) is refused, and so is an address that a click would run
-// (`javascript:`). So what an agent says can only ever be read. The page's policy (Trusted Types, no inline script)
-// refuses the same once more, in the browser.
+// Nothing here parses HTML, and nothing runs its input. A handler must be a function. A property
+// that parses (`innerHTML`, `srcdoc`) or runs (`onclick="…"`) its value is refused, and so is a URL
+// that a click would run (`javascript:`). So the output of an agent can only be read. The
+// Content-Security-Policy of the page (Trusted Types, no inline script) refuses the same things
+// again in the browser.
 // @ts-check
 import { textOf } from "./model/words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const REFUSED = new Set(["innerhtml", "outerhtml", "srcdoc", "insertadjacenthtml"]);
 const ADDRESSES = new Set(["href", "src", "action", "formaction", "xlink:href", "data"]);
-/** `blob:` and `data:image/` are what a person has pasted: images. */
+/** `blob:` and `data:image/` are images that the user pasted. */
 const HARMLESS = /^(?:https?:|mailto:|blob:|data:image\/(?:png|jpeg|gif|webp);|[^:]*$|[/?#.])/i;
 
 /** @typedef {Node | string | number | null | undefined | false | Child[]} Child */
 
 /**
- * An element. `props`: `class`, `dataset`, `style` (an object), `on: {click: fn}`; every other name is set as a
- * property where the element has one, else as an attribute. `null`, `undefined` and (for attributes) `false` leave it out.
+ * Create an element. `props`: `class`, `dataset`, `style` (an object), `on: {click: fn}`. Every
+ * other name is set as a property if the element has it, else as an attribute. `null`, `undefined`
+ * and (for attributes) `false` leave the name out.
  * @param {string} tag
  * @param {Record<string, any> | null} [props]
  * @param {...Child} children
@@ -31,7 +33,7 @@ export function el(tag, props, ...children) {
 }
 
 /**
- * The same for SVG, where everything is an attribute.
+ * Create an SVG element. Every prop is an attribute there.
  * @param {string} tag
  * @param {Record<string, any> | null} [attrs]
  * @param {...Child} children
@@ -45,7 +47,7 @@ export function svg(tag, attrs, ...children) {
 }
 
 /**
- * Sets props as `el` does, on an element that is there already.
+ * Set props on an existing element, as `el` does.
  * @param {any} element
  * @param {Record<string, any>} props
  * @param {boolean} [onlyAttributes]
@@ -90,10 +92,10 @@ function setOne(element, name, value, onlyAttributes) {
       if (element[name] !== value) element[name] = value;
       return;
     } catch {
-      // Read-only, as `form` or `list` is: an attribute then.
+      // The property is read-only, as `form` or `list` is. Set the attribute instead.
     }
   }
-  // For aria-… "false" is a word that is said, and no attribute that is missing.
+  // For aria-… attributes "false" is a value. It differs from a missing attribute.
   if (value === false && !name.startsWith("aria-")) element.removeAttribute(name);
   else element.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : textOf(value));
 }
@@ -111,7 +113,7 @@ function append(parent, children) {
 }
 
 /**
- * Puts these in the place of all children.
+ * Replace all children with these.
  * @param {Element} parent
  * @param {...Child} children
  */
@@ -121,27 +123,28 @@ export function replace(parent, ...children) {
 }
 
 /**
- * Whether a key belongs to a word that is being composed (Japanese, Chinese…). Safari says that the word is complete
- * before it tells of the Enter that completed it; 229 is what that Enter is called then.
+ * Whether a key event belongs to an unfinished IME composition (Japanese, Chinese…). Safari ends
+ * the composition before it reports the Enter key that ended it. That Enter has key code 229.
  * @param {KeyboardEvent} event
  */
 export function isComposing(event) {
   return event.isComposing || event.keyCode === 229;
 }
 
-/** @type {WeakMap<Element, Map<any, Element>>} Which node has which key, by parent. */
+/** @type {WeakMap<Element, Map<any, Element>>} The node of each key, by parent. */
 const byParent = new WeakMap();
 
 /**
- * Makes the children of `parent` those of `items`, in order, with one node per key. A node whose key is still there is
- * kept and updated; it is moved only if it is not where it belongs, and the one that has the focus is never taken out
- * of the document, since it would lose it. Nodes of others in the same parent stay, before ours.
+ * Make the children of `parent` match `items`, in order, with one node per key. A node whose key
+ * still exists is kept and updated. It moves only if its place is wrong. The focused node never
+ * leaves the document, because it would lose the focus. Other nodes of the parent stay, before
+ * these.
  * @template T
  * @param {Element} parent
  * @param {T[]} items
- * @param {(item: T) => any} keyOf each key once
+ * @param {(item: T) => any} keyOf returns a unique key
  * @param {(item: T) => Element} make
- * @param {(node: any, item: T) => void} [update] also called for a node that was just made
+ * @param {(node: any, item: T) => void} [update] is also called for a new node
  */
 export function keyed(parent, items, keyOf, make, update) {
   const old = byParent.get(parent) ?? new Map();
@@ -166,7 +169,7 @@ export function keyed(parent, items, keyOf, make, update) {
  */
 function place(parent, nodes) {
   const focused = nodes.findIndex((node) => node.contains(document.activeElement));
-  // From the focused one outwards, so that it stands still and the others are put around it.
+  // Work outwards from the focused node: it does not move, and the others are placed around it.
   for (let i = focused - 1; i >= 0; i -= 1) putBefore(parent, nodes[i], nodes[i + 1]);
   if (focused < 0) {
     /** @type {Element | null} */
@@ -196,7 +199,7 @@ function putBefore(parent, node, next) {
  * @param {string} type
  * @param {(event: any) => void} fn
  * @param {AddEventListenerOptions} [options]
- * @returns {() => void} ends it
+ * @returns {() => void} removes the listener
  */
 export function listen(target, type, fn, options) {
   target.addEventListener(type, fn, options);

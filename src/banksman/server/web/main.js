@@ -1,4 +1,4 @@
-// Where the page begins: the views are put up, the code is taken out of the address, the one stream is begun.
+// Entry point of the page: create the views, take the login code out of the URL, start the stream.
 // @ts-check
 import { keyIn, login } from "./net/api.js";
 import { feed } from "./net/feed.js";
@@ -7,8 +7,9 @@ import { hosts } from "./model/hosts.js";
 import { sessions } from "./model/sessions.js";
 import { mountApp } from "./views/app.js";
 
-// The address that the server printed may be pasted into a tab that has the page already. It is then no new page, but a
-// change of the fragment, and no place to go to: so nobody else hears of it, and the old fragment is put back.
+// The user may paste the URL that the server printed into a tab that already shows the page. The
+// browser then only changes the fragment. This fragment is not a route, so no other listener gets
+// the event, and the old fragment is restored.
 addEventListener("hashchange", async (event) => {
   if (!keyIn(location.hash)) return;
   event.stopImmediatePropagation();
@@ -17,7 +18,7 @@ addEventListener("hashchange", async (event) => {
 
 onTokenElsewhere(() => feed.nudge());
 
-// Begun before the views, so that what they show first is never an address with a code in it.
+// Login starts before the views, so that the views never see a URL with a code in it.
 const letIn = login();
 mountApp(document.body);
 sessions.start();

@@ -20,7 +20,7 @@ function common(a, b) {
   return table[a.length][b.length];
 }
 
-test("both texts come back, and no line more than must changes", () => {
+test("a diff contains both texts, and no more changes than necessary", () => {
   let seed = 7;
   // The upper bits: the lower bits of this generator have a short period.
   const random = (most) => ((seed = (Math.imul(seed, 1103515245) + 12345) >>> 0) >>> 16) % most;
@@ -35,13 +35,13 @@ test("both texts come back, and no line more than must changes", () => {
   assert.ok(seen.size > 4000, "these were not the same few pairs again and again");
 });
 
-test("a new file is all new, an emptied one all gone, the same has no change", () => {
+test("a new file is all added, an emptied file all removed, equal texts have no change", () => {
   assert.deepEqual(tally(diffLines(null, "a\nb\n")), { added: 2, removed: 0 });
   assert.deepEqual(tally(diffLines("a\nb\n", "")), { added: 0, removed: 2 });
   assert.deepEqual(tally(diffLines("a\r\nb", "a\nb\n")), { added: 0, removed: 0 });
 });
 
-test("what has not changed is folded away, but for a few lines around what has", () => {
+test("unchanged lines are folded, except for a few around each change", () => {
   const before = Array.from({ length: 100 }, (_, i) => `line ${i}`);
   const after = before.with(50, "other");
   const rows = folded(diffLines(before.join("\n"), after.join("\n")));
@@ -49,7 +49,7 @@ test("what has not changed is folded away, but for a few lines around what has",
   assert.equal(rows[0].count + rows.at(-1).count, 100 - 1 - 6);
 });
 
-test("two long texts that have nothing in common end in time, and are still both there", () => {
+test("a diff of two long unrelated texts ends in time, and contains both", () => {
   const before = Array.from({ length: 60_000 }, (_, i) => `a${i}`).join("\n");
   const after = Array.from({ length: 60_000 }, (_, i) => `b${i}`).join("\n");
   let lines;

@@ -20,7 +20,7 @@ function feedOf() {
   };
 }
 
-test("they are read when the stream begins, and not heard of any more after the end", async () => {
+test("hosts are read when the stream starts, and not after the end", async () => {
   const feed = feedOf();
   const answers = [[host("a")], [host("a"), host("b")]];
   const hosts = new Hosts({ feed, get: async () => ({ hosts: answers.shift() }) });
@@ -37,7 +37,7 @@ test("they are read when the stream begins, and not heard of any more after the 
   assert.equal(feed.count(), 0);
 });
 
-test("a server that knows of no hosts has none, and one that fails has those that it had", async () => {
+test("an old server has no hosts, and a failed read keeps the last list", async () => {
   const problems = [null, new Error("the connection is lost"), new Problem({ status: 404, title: "NotFound" })];
   const get = async () => {
     const problem = problems.shift();
@@ -51,7 +51,7 @@ test("a server that knows of no hosts has none, and one that fails has those tha
   }
 });
 
-test("a line says how many take sessions, and how much of their room is taken", () => {
+test("the summary counts the hosts that take sessions, and their used places", () => {
   assert.equal(summaryOf([host("a"), host("front", { room: 0, used: 0 })]), "1 host, 1 of 4 places taken");
   assert.equal(
     summaryOf([host("a"), host("b", { used: 2, draining: true })]),
@@ -59,7 +59,7 @@ test("a line says how many take sessions, and how much of their room is taken", 
   );
 });
 
-test("one that drains says so, whatever room it has; one without room is a front end", () => {
+test("a draining host says so, and a host without places is a front end", () => {
   assert.equal(stateOf(host("a")), "1 of 4");
   assert.equal(stateOf(host("a", { draining: true })), "draining");
   assert.equal(stateOf(host("a", { room: 0, front: true })), "front end");

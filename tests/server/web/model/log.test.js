@@ -57,7 +57,7 @@ const commitAndSay = (...kinds) => {
   feed.say(...server.commits.slice(before));
 };
 
-test("it opens with the tail, and goes on live", async () => {
+test("the log opens with its tail and follows it live", async () => {
   server.commit("s", ...many(1000));
   const one = log();
   await one.open();
@@ -69,7 +69,7 @@ test("it opens with the tail, and goes on live", async () => {
   assert.deepEqual([one.last, one.head], [1002, 1002]);
 });
 
-test("an empty session, and one of a few", async () => {
+test("an empty session, and a session with a few events", async () => {
   const empty = log("nothing");
   await empty.open();
   assert.deepEqual([empty.events.length, empty.atStart, empty.isLive.value], [0, true, true]);
@@ -86,7 +86,7 @@ test("the first event of an empty session is shown", async () => {
   assert.deepEqual(seqs(one), [1, 2]);
 });
 
-test("a hole is read before anything after it is shown", async () => {
+test("a hole is read before any later event is shown", async () => {
   server.commit("s", ...many(10));
   const one = log();
   await one.open();
@@ -100,7 +100,7 @@ test("a hole is read before anything after it is shown", async () => {
   assert.deepEqual(shown, [10, 15]);
 });
 
-test("what comes twice is there once", async () => {
+test("a duplicate event is dropped", async () => {
   server.commit("s", ...many(10));
   const one = log();
   await one.open();
@@ -110,7 +110,7 @@ test("what comes twice is there once", async () => {
   assert.deepEqual(seqs(one), range(1, 11));
 });
 
-test("what comes while the tail is read is there after it", async () => {
+test("an event that arrives while the tail is read is appended after it", async () => {
   server.commit("s", ...many(10));
   const one = log();
   server.beforeSending = () => {
@@ -121,7 +121,7 @@ test("what comes while the tail is read is there after it", async () => {
   assert.deepEqual(seqs(one), range(1, 12));
 });
 
-test("at a begin it reads up to the head, by as many pages as it takes", async () => {
+test("at the start of a stream the log reads up to the head, in as many pages as necessary", async () => {
   server.commit("s", ...many(10));
   const one = log();
   await one.open();
@@ -131,7 +131,7 @@ test("at a begin it reads up to the head, by as many pages as it takes", async (
   assert.deepEqual(seqs(one), range(1, 2510));
 });
 
-test("who has missed very much begins at the end", async () => {
+test("a reader that missed very much restarts at the end", async () => {
   server.commit("s", ...many(10));
   const one = log();
   await one.open();
@@ -157,7 +157,7 @@ test("older pages lead to the beginning", async () => {
   assert.deepEqual(changes.slice(1, 3), [{ kind: "prepend", count: 1000 }, { kind: "prepend", count: 1000 }]);
 });
 
-test("a window in the past is left alone by what is live, and can be led to it again", async () => {
+test("live events do not move a window in the past, and it can become live again", async () => {
   server.commit("s", ...many(5000));
   const one = log();
   await one.open();
@@ -175,7 +175,7 @@ test("a window in the past is left alone by what is live, and can be led to it a
   assert.equal(one.last, 5002);
 });
 
-test("a jump to what is there moves nothing, one to the beginning is at the start, one beyond the end is live", async () => {
+test("a jump to a loaded event moves nothing, to the beginning is at the start, beyond the end is live", async () => {
   server.commit("s", ...many(3000));
   const one = log();
   await one.open();
@@ -190,7 +190,7 @@ test("a jump to what is there moves nothing, one to the beginning is at the star
   assert.deepEqual([one.last, one.isLive.value], [3000, true]);
 });
 
-test("what is appended beyond the bound is dropped at the other end, and read again", async () => {
+test("events appended beyond the bound push out the oldest, which are read again", async () => {
   server.commit("s", ...many(300));
   const one = log();
   await one.open();
@@ -205,7 +205,7 @@ test("what is appended beyond the bound is dropped at the other end, and read ag
   assert.deepEqual(seqs(one), range(first - 1000, head));
 });
 
-test("what is read backwards beyond the bound leaves the live end, which is read again", async () => {
+test("reading backwards beyond the bound pushes out the live end, which is read again", async () => {
   server.commit("s", ...many(EVENTS_MAX + 3000));
   const one = log();
   await one.open();
@@ -218,7 +218,7 @@ test("what is read backwards beyond the bound leaves the live end, which is read
   assert.deepEqual(seqs(one), range(one.first, one.last));
 });
 
-test("changes between two tellings are told as one", async () => {
+test("changes between two deliveries are delivered as one", async () => {
   server.commit("s", ...many(10));
   const one = log();
   await one.open();
@@ -230,7 +230,7 @@ test("changes between two tellings are told as one", async () => {
   assert.deepEqual(changes[1], { kind: "append", count: 3, total: 13 });
 });
 
-test("too many that wait are read again instead of kept", async () => {
+test("too many waiting events are dropped and read again", async () => {
   server.commit("s", ...many(10));
   const one = log();
   let hold = () => {};
@@ -247,7 +247,7 @@ test("too many that wait are read again instead of kept", async () => {
   assert.deepEqual(seqs(one), range(one.first, 6010));
 });
 
-test("a server that is gone is waited for, and is asked at once when a stream begins", async () => {
+test("an unreachable server is retried, and immediately when a stream starts", async () => {
   server.commit("s", ...many(10));
   const one = log();
   one._patience.pauseMilliseconds = 60_000;
@@ -262,7 +262,7 @@ test("a server that is gone is waited for, and is asked at once when a stream be
   assert.equal(one.problem.value, null);
 });
 
-test("a stream that begins while a read is failing is reason enough to read again", async () => {
+test("a stream that starts while a read fails causes another read", async () => {
   server.commit("s", ...many(10));
   const one = log();
   one._patience.pauseMilliseconds = 60_000;
@@ -275,14 +275,14 @@ test("a stream that begins while a read is failing is reason enough to read agai
   await until(() => one.last === 10);
 });
 
-test("a session that is not there is said to be not there", async () => {
+test("a missing session is reported as missing", async () => {
   const one = log();
   server.instead = () => [404, { title: "NotFound", detail: "there is no such session", hint: "" }];
   await assert.rejects(one.open(), { status: 404 });
   assert.equal(one.problem.value.status, 404);
 });
 
-test("another history is read anew", async () => {
+test("another history is read from the start", async () => {
   server.commit("s", ...many(50));
   const one = log();
   await one.open();
@@ -293,7 +293,7 @@ test("another history is read anew", async () => {
   assert.deepEqual(new Set(one.events.map((event) => event.epoch)), new Set([2]));
 });
 
-test("what retention took is told, and is the start", async () => {
+test("deleted events are reported as a gap, and the gap is the start", async () => {
   server.commit("s", ...many(1000));
   server.first.set("s", 701);
   const one = log();
@@ -306,7 +306,7 @@ test("what retention took is told, and is the start", async () => {
   assert.deepEqual(one.gap.value, { first: 1, last: 800 });
 });
 
-test("what was closed wants nothing any more", async () => {
+test("a closed log requests nothing", async () => {
   const one = log();
   await one.open();
   assert.deepEqual(feed.watched, ["s"]);
@@ -325,7 +325,7 @@ test("what was closed wants nothing any more", async () => {
 
 // -- own events -------------------------------------------------------------------------------------------------------
 
-test("own events: the newest first, all in the end, and live without what the agent says", async () => {
+test("own events: newest first, complete in the end, and live without frames", async () => {
   for (let i = 0; i < 1500; i += 1) server.commit("s", "turn.queued", "update");
   const own = keep(new OwnEvents("s", { get, feed }));
   await until(() => own.events.value.length === 1000);
@@ -336,7 +336,7 @@ test("own events: the newest first, all in the end, and live without what the ag
   assert.equal(own.events.value.length, 1501);
 });
 
-test("own events: what was missed is read at the next begin, and nothing is there twice", async () => {
+test("own events: missed events are read at the next start of a stream, without duplicates", async () => {
   server.commit("s", "session.opened");
   const own = keep(new OwnEvents("s", { get, feed }));
   await until(() => own.isComplete.value);
@@ -352,7 +352,7 @@ test("own events: what was missed is read at the next begin, and nothing is ther
 
 // -- all sessions -----------------------------------------------------------------------------------------------------
 
-test("sessions: the list at a begin, one at its events, a burst in few requests", async () => {
+test("sessions: the list at a start, one session at its events, a burst in few requests", async () => {
   server.commit("a", "session.opened");
   server.commit("b", "session.opened");
   const all = keep(new Sessions({ get, feed }));
@@ -373,7 +373,7 @@ test("sessions: the list at a begin, one at its events, a burst in few requests"
   await until(() => !all.find("b"));
 });
 
-test("sessions: what the agent says is no reason to read", async () => {
+test("sessions: frames cause no read", async () => {
   server.commit("a", "session.opened");
   const all = keep(new Sessions({ get, feed }));
   all.start();

@@ -23,7 +23,7 @@ function types(tree) {
   return [...found].sort();
 }
 
-test("the blocks that agents write are told apart", () => {
+test("the blocks that agents write are parsed", () => {
   assert.deepEqual(kinds("# a\n\nb\nc\n\n- d\n- e\n\n1. f\n\n> g\n\n---\n\n```js\nh\n```\n\n|i|j|\n|-|-|\n|k|l|"), [
     "heading",
     "paragraph",
@@ -36,7 +36,7 @@ test("the blocks that agents write are told apart", () => {
   ]);
 });
 
-test("emphasis, code and links are told apart, and words with underscores are words", () => {
+test("emphasis, code and links are parsed, and words with underscores are words", () => {
   assert.deepEqual(inline("a **b _c_** `d*e*` snake_case_word ~~f~~"), [
     "a ",
     { type: "strong", children: ["b ", { type: "em", children: ["c"] }] },
@@ -61,7 +61,7 @@ test("emphasis, code and links are told apart, and words with underscores are wo
   assert.deepEqual(inline("2 * 3 * 4 and **open"), ["2 * 3 * 4 and **open"]);
 });
 
-test("what looks like HTML is text", () => {
+test("HTML is text", () => {
   for (const text of [
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
@@ -74,7 +74,7 @@ test("what looks like HTML is text", () => {
   assert.equal(words(parse("&lt;script&gt;")), "<script>");
 });
 
-test("only what a browser opens and does not run is an address", () => {
+test("only URLs that a browser opens and does not run are links", () => {
   for (const address of ["https://a", "HTTP://a/b?c=d", "mailto:a@b"]) assert.ok(isSafe(address), address);
   for (const address of [
     "javascript:alert(1)",
@@ -96,18 +96,18 @@ test("only what a browser opens and does not run is an address", () => {
     assert.ok(!isSafe(address), address);
 });
 
-test("a picture is told as one, with its address, and is nothing that is fetched", () => {
+test("a picture is parsed with its URL and never loaded", () => {
   assert.deepEqual(inline("![alt](https://a.example/x.png)"), [
     { type: "link", href: "https://a.example/x.png", children: ["alt"], isImage: true },
   ]);
 });
 
-test("a fence ends with its own mark, whatever is inside", () => {
+test("a fence ends only with its own mark", () => {
   const [code, after] = parse("````js\nh\n\n```\n> i\n````\nafter");
   assert.deepEqual([code.text, code.language, code.isClosed, words(after)], ["h\n\n```\n> i", "js", true, "after"]);
 });
 
-test("a fence that is not closed goes to the end, and a block says what it is made of", () => {
+test("an unclosed fence reaches the end, and a block has its source", () => {
   const [before, code] = parse("a\n\n```py\nx = 1\n# b");
   assert.equal(before.raw, "a");
   assert.deepEqual(
@@ -116,7 +116,7 @@ test("a fence that is not closed goes to the end, and a block says what it is ma
   );
 });
 
-test("a text that grows keeps the source of every block but the last", () => {
+test("a growing text keeps the source of every block but the last", () => {
   const text = "# a\n\nb **c** d\n\n- e\n- f\n\n```\ng\n\nh\n```\n\nend";
   for (let length = 1; length < text.length; length += 1) {
     const now = parse(text.slice(0, length)).map((block) => block.raw);
@@ -125,7 +125,7 @@ test("a text that grows keeps the source of every block but the last", () => {
   }
 });
 
-test("nesting ends somewhere, and what is deeper is text", () => {
+test("nesting is bounded, and deeper marks are text", () => {
   for (const text of [
     ">".repeat(2000) + " deep",
     Array.from({ length: 2000 }, (_, i) => `${"  ".repeat(i)}- x`).join("\n"),
@@ -142,7 +142,7 @@ test("nesting ends somewhere, and what is deeper is text", () => {
   }
 });
 
-test("tables that are none are paragraphs; cells may hold a bar", () => {
+test("invalid tables are paragraphs, and cells may contain a bar", () => {
   assert.deepEqual(kinds("a | b\n--- | --- | ---"), ["paragraph"]);
   const [table] = parse("a | b\n:-: | --:\n1\\|2 | `x`\n3");
   assert.deepEqual([table.align, table.rows.length, words(table.rows[0][0])], [["center", "right"], 1, "1|2"]);

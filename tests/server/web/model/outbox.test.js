@@ -24,7 +24,7 @@ class Kept {
 const ask = (key, images = []) => ({ key, text: `words of ${key}`, images, prompt: "p", priority: "normal", onBusy: "enqueue" });
 const keys = (outbox, session = "s") => outbox.of(session).map(({ key }) => key);
 
-test("after a reload the same is there, in order, with the same keys, and only for its session", () => {
+test("a reload finds the asks of its session, in order, with the same keys", () => {
   const kept = new Kept();
   const before = new Outbox(() => kept);
   assert.equal(before.add("s", ask("k1")), true);
@@ -34,7 +34,7 @@ test("after a reload the same is there, in order, with the same keys, and only f
   assert.deepEqual(keys(after, "other"), []);
 });
 
-test("what was answered, or what the log tells of, is not sent by the next page", () => {
+test("an ask that was answered or is in the log is not sent after a reload", () => {
   const kept = new Kept();
   const outbox = new Outbox(() => kept);
   for (const key of ["k1", "k2", "k3"]) outbox.add("s", ask(key));
@@ -45,7 +45,7 @@ test("what was answered, or what the log tells of, is not sent by the next page"
   assert.equal(kept.texts.size, 0, "nothing is left");
 });
 
-test("pictures that are too large: the words are kept, it is said, and this page still has all of it", () => {
+test("if pictures are too large, only the text is stored, and this page still has everything", () => {
   const kept = new Kept(1000);
   const outbox = new Outbox(() => kept);
   const large = ask("k1", [{ data: "x".repeat(2000), mimeType: "image/png" }]);
@@ -55,7 +55,7 @@ test("pictures that are too large: the words are kept, it is said, and this page
   assert.deepEqual(new Outbox(() => kept).of("s"), [{ ...large, images: [], prompt: null }]);
 });
 
-test("a browser that keeps nothing, or nonsense, is no reason to fail", () => {
+test("missing or corrupt browser storage is not an error", () => {
   const outbox = new Outbox(() => {
     throw new Error("SecurityError");
   });

@@ -48,7 +48,7 @@ const WHY = {
   tree: [],
 };
 
-test("why says what the command line says", () => {
+test("why has the same text as the command line", () => {
   assert.equal(
     accountText(WHY),
     [
@@ -73,7 +73,7 @@ test("why says what the command line says", () => {
   );
 });
 
-test("clocks go on between two answers, those that stand still do not, and none falls below nothing", () => {
+test("clocks count between two responses, paused clocks do not, and none is negative", () => {
   const after = Object.fromEntries(accountOf(WHY, 4));
   assert.deepEqual(after.clocks, ["progress: 6.0 s left of 60.0 s", "tool: 20.0 s left of 30.0 s, paused"]);
   assert.deepEqual(after.timers, ["drain t-1: in 0.0 s"]);
@@ -87,7 +87,7 @@ test("clocks go on between two answers, those that stand still do not, and none 
   );
 });
 
-test("a session of which nobody knows much is said in few words", () => {
+test("a session with little data has a short account", () => {
   const bare = {
     id: "s",
     name: null,
@@ -109,7 +109,7 @@ test("a session of which nobody knows much is said in few words", () => {
   );
 });
 
-test("a tree is parents before children, and a circle ends", () => {
+test("a tree has parents before children, and a cycle ends", () => {
   const tree = [
     { pid: 3, parent: 2 },
     { pid: 1, parent: 0 },
@@ -137,7 +137,7 @@ test("a tree is parents before children, and a circle ends", () => {
   );
 });
 
-test("a line is one line, without what a terminal would obey", () => {
+test("a line is one line, without terminal control characters", () => {
   assert.equal(asLine("a\n\tb\u001b[31mc\u202e"), "a b[31mc");
   assert.equal(asLine("x".repeat(9), 5), "xxxx…");
 });
@@ -148,7 +148,7 @@ const SESSION = { queue: [wait("b1", 0), wait("n1", 10), wait("i1", 20), wait("n
 const none = () => ({ cancelled: new Set(), moved: [] });
 const names = (rows) => rows.map((row) => row.turn).join(" ");
 
-test("the more urgent come first, and within a class who came first", () => {
+test("the queue is sorted by urgency, then by arrival", () => {
   const rows = rowsOf(SESSION, () => null, none());
   assert.equal(names(rows), "i1 n1 n2 n3 b1");
   assert.deepEqual(
@@ -161,7 +161,7 @@ test("the more urgent come first, and within a class who came first", () => {
   );
 });
 
-test("what was just done is shown before the server says so", () => {
+test("a change by the user is shown before the server confirms it", () => {
   assert.equal(names(rowsOf(SESSION, () => null, { cancelled: new Set(["n1"]), moved: [] })), "i1 n2 n3 b1");
   assert.equal(
     names(rowsOf(SESSION, () => null, { cancelled: new Set(), moved: [{ turn: "n3", before: "n2" }] })),
@@ -173,7 +173,7 @@ test("what was just done is shown before the server says so", () => {
   );
 });
 
-test("nobody moves out of their class, nor beyond its head", () => {
+test("no move leaves its class or passes its head", () => {
   const rows = rowsOf(SESSION, () => null, none());
   assert.equal(above(rows, "n2"), "n1");
   assert.equal(above(rows, "n1"), undefined);
@@ -183,7 +183,7 @@ test("nobody moves out of their class, nor beyond its head", () => {
   assert.equal(names(moved(rows, "gone", null)), names(rows));
 });
 
-test("a server that does not say the prompt is helped out by the log", () => {
+test("a prompt that the server does not send comes from the log", () => {
   const queue = [{ turn: "t", priority: 10, seconds: 3, attempt: 1 }];
   const [row] = rowsOf({ queue }, () => ({ prompt: [{ type: "text", text: "from the log" }] }), none(), 100);
   assert.deepEqual([row.prompt, row.at], ["from the log", 97]);
@@ -216,7 +216,7 @@ test("a question is open until it is answered", () => {
   assert.equal(answeredText(answered.get("q-1")), "allowed by a rule");
 });
 
-test("without options there are the usual three", () => {
+test("a question without options has the usual three", () => {
   const choices = choicesOf(permission());
   assert.deepEqual(
     choices.map((each) => [each.label, each.decision, each.remember ?? false, keysOf(each, choices)]),
@@ -228,7 +228,7 @@ test("without options there are the usual three", () => {
   );
 });
 
-test("the agent's options are what is offered, and a and d are the plain ones of them", () => {
+test("the agent's options are offered, and keys a and d mean its plain ones", () => {
   const options = [
     { optionId: "always", name: "Always", kind: "allow_always" },
     { optionId: "once", name: "Once", kind: "allow_once" },
@@ -247,7 +247,7 @@ test("the agent's options are what is offered, and a and d are the plain ones of
   for (const key of ["5", "0", "x", "Enter"]) assert.equal(choiceFor(key, choices), null);
 });
 
-test("there is always a way to say no", () => {
+test("a question can always be denied", () => {
   const choices = choicesOf(permission({ details: { options: [{ optionId: "go", name: "Go", kind: "allow_once" }] } }));
   assert.deepEqual(
     choices.map((each) => each.decision),
@@ -256,7 +256,7 @@ test("there is always a way to say no", () => {
   assert.equal(choiceFor("d", choices).decision, "deny");
 });
 
-test("a schema becomes fields, each of a kind that a person can fill in", () => {
+test("a schema becomes fields that a user can fill in", () => {
   const requestedSchema = {
     type: "object",
     required: ["name"],
@@ -292,7 +292,7 @@ test("a schema becomes fields, each of a kind that a person can fill in", () => 
   assert.deepEqual(entered({ wants: "elicitation", details: {} }, { name: "me" }), { content: { name: "me" } });
 });
 
-test("an agent that asks several things has a field for each", () => {
+test("an agent that asks several questions has a field for each", () => {
   const questions = [
     { id: "which", question: "Which one?", options: [{ label: "A", description: "the first" }] },
     { id: "why", question: "Why?" },
@@ -324,7 +324,7 @@ test("a tool that asks is allowed with the answers in its input", () => {
 });
 
 test("a question in words", () => {
-  assert.equal(titleOf(permission()), "May it use Bash?");
+  assert.equal(titleOf(permission()), "May the agent use Bash?");
   assert.equal(titleOf({ wants: "elicitation", tool: "github", details: {} }), "github asks");
   assert.deepEqual(
     saidAbout(

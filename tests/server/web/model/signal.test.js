@@ -5,7 +5,7 @@ import { derived, effect, flush, signal } from "../../../../src/banksman/server/
 
 const soon = () => new Promise((done) => setTimeout(done, 0));
 
-test("whoever subscribes is told at once, and then once for many changes", async () => {
+test("a subscriber is called immediately, then once for many changes", async () => {
   const one = signal(1);
   const told = [];
   one.subscribe((value) => told.push(value));
@@ -18,7 +18,7 @@ test("whoever subscribes is told at once, and then once for many changes", async
   assert.deepEqual(told, [1, 3]);
 });
 
-test("the same value again is no change", async () => {
+test("setting the same value is not a change", async () => {
   const one = signal("x");
   let calls = 0;
   one.subscribe(() => (calls += 1));
@@ -27,7 +27,7 @@ test("the same value again is no change", async () => {
   assert.equal(calls, 1);
 });
 
-test("who has ended is not told, also when it was ended by one before it", async () => {
+test("an ended subscriber is not called, even if an earlier subscriber ended it", async () => {
   const one = signal(1);
   const told = [];
   let off = () => {};
@@ -38,7 +38,7 @@ test("who has ended is not told, also when it was ended by one before it", async
   assert.deepEqual(told, [1]);
 });
 
-test("one that fails keeps nobody from being told", async () => {
+test("a subscriber that throws does not stop the others", async () => {
   const reported = [];
   globalThis.reportError = (error) => reported.push(error.message);
   const one = signal(1);
@@ -53,7 +53,7 @@ test("one that fails keeps nobody from being told", async () => {
   assert.deepEqual(reported, ["mine", "mine"]);
 });
 
-test("a derived value is never out of date, and is told once for two that change", async () => {
+test("a derived value is always current, and changes once when two inputs change", async () => {
   const a = signal(1);
   const b = signal(10);
   const sum = derived([a, b], (x, y) => x + y);
@@ -66,7 +66,7 @@ test("a derived value is never out of date, and is told once for two that change
   assert.deepEqual(told, [11, 22]);
 });
 
-test("a derived list that is read where it is told of is told once", async () => {
+test("a derived list that its subscriber reads is delivered once", async () => {
   const a = signal([1, 2, 3]);
   const even = derived([a], (all) => all.filter((x) => x % 2 === 0));
   let calls = 0;
@@ -79,7 +79,7 @@ test("a derived list that is read where it is told of is told once", async () =>
   assert.equal(calls, 2);
 });
 
-test("an effect runs at once and once for many changes, and not after its end", async () => {
+test("an effect runs immediately, once for many changes, and not after its end", async () => {
   const a = signal(1);
   const b = signal(1);
   const told = [];
@@ -94,13 +94,13 @@ test("an effect runs at once and once for many changes, and not after its end", 
   assert.equal(told.length, 2);
 });
 
-test("signals that set each other off end with an error, and the next change is told", async () => {
+test("signals that trigger each other end with an error, and the next change is delivered", async () => {
   const a = signal(0);
   let isOn = true;
   a.subscribe((value) => {
     if (isOn) a.value = value + 1;
   });
-  assert.throws(flush, /without end/);
+  assert.throws(flush, /endlessly/);
   isOn = false;
   let told = 0;
   a.subscribe(() => (told += 1));

@@ -82,7 +82,7 @@ test("a turn waits, runs and ends", () => {
   assert.equal(line.overlaps, 0);
 });
 
-test("one that runs goes on, and so does one that waits", () => {
+test("running and waiting turns have open segments", () => {
   const line = timelineOf(log(queued(0, "a"), started(1, "a"), queued(2, "b")));
   check(line);
   assert.deepEqual(line.turns.map(told), [["queued 0–1", "running 1–"], ["queued 2–"]]);
@@ -90,7 +90,7 @@ test("one that runs goes on, and so does one that waits", () => {
   assert.equal(line.isHeld, true);
 });
 
-test("a preemption names who was more urgent, and the turn that gave way waits again", () => {
+test("a preemption names the more urgent ask, and the preempted turn waits again", () => {
   const line = timelineOf(
     log(
       queued(0, "chore", 0),
@@ -118,12 +118,12 @@ test("a preemption names who was more urgent, and the turn that gave way waits a
   assert.equal(chore.attempt, 2);
   const [mark] = marks(line, "preempt");
   assert.deepEqual([mark.turn, mark.from, mark.at - T0], ["chore", "urgent", 2]);
-  assert.match(mark.label, /gives way to “do urgent”/);
+  assert.match(mark.label, /preempted by “do urgent”/);
   assert.equal(marks(line, "requeue").length, 1);
   assert.equal(line.overlaps, 0);
 });
 
-test("who comes first of the most urgent is who it gave way to, and nobody who is not more urgent", () => {
+test("a preemption names the first of the most urgent asks, and no ask that is not more urgent", () => {
   const line = timelineOf(
     log(
       queued(0, "a", 10),
@@ -140,7 +140,7 @@ test("who comes first of the most urgent is who it gave way to, and nobody who i
   assert.equal(marks(nobody, "preempt")[0].from, null);
 });
 
-test("an interrupt, a clock, a close and a replacement are told apart", () => {
+test("an interrupt, a clock, a close and a replacement have different marks", () => {
   const causes = ["interrupt", "clock", "close", "replace"];
   for (const cause of causes) {
     const line = timelineOf(
@@ -168,7 +168,7 @@ test("an interrupt, a clock, a close and a replacement are told apart", () => {
   );
 });
 
-test("one that is withdrawn while it waits never had the agent", () => {
+test("an ask that is withdrawn while it waits has no running segment", () => {
   const line = timelineOf(
     log(queued(0, "a"), started(0, "a"), queued(1, "b"), ended(2, "b", "withdrawn", { by: "withdrawn" })),
   );
@@ -180,7 +180,7 @@ test("one that is withdrawn while it waits never had the agent", () => {
   );
 });
 
-test("asks that were collected run as one turn, and end each with an outcome of its own", () => {
+test("collected asks run as one turn, and each has its own outcome", () => {
   const line = timelineOf(
     log(
       queued(0, "a"),
@@ -205,7 +205,7 @@ test("asks that were collected run as one turn, and end each with an outcome of 
   assert.equal(line.overlaps, 0);
 });
 
-test("asks that were collected wait again with the turn that gave way", () => {
+test("collected asks wait again with the preempted turn", () => {
   const line = timelineOf(
     log(
       queued(0, "a", 0),
@@ -226,7 +226,7 @@ test("asks that were collected wait again with the turn that gave way", () => {
   assert.equal(line.turn("b").into, "a");
 });
 
-test("whoever was collected takes over when the first of them is withdrawn", () => {
+test("a collected ask takes over when the first of them is withdrawn", () => {
   const line = timelineOf(
     log(
       queued(0, "a"),
@@ -240,7 +240,7 @@ test("whoever was collected takes over when the first of them is withdrawn", () 
   assert.deepEqual(line.turns.map(told), [["queued 0–0.5"], ["queued 0.2–1", "running 1–2"]]);
 });
 
-test("an ask that was added to a turn has no bar of its own, unless it becomes a turn", () => {
+test("an ask added to a turn has no bar, unless it becomes a turn", () => {
   const steered = log(
     queued(0, "a"),
     started(0, "a"),
@@ -287,7 +287,7 @@ test("an ask that was added to a turn has no bar of its own, unless it becomes a
   assert.equal(coming.overlaps, 0);
 });
 
-test("what was added to a turn does not go back with it", () => {
+test("an added ask does not return to the queue with its turn", () => {
   const line = timelineOf(
     log(
       queued(0, "a", 0),
@@ -304,7 +304,7 @@ test("what was added to a turn does not go back with it", () => {
   assert.deepEqual(told(line.turn("b")), ["queued 1–1"]);
 });
 
-test("what was added, and is what the agent comes to next, does not wait again", () => {
+test("an added ask that the agent takes next does not wait again", () => {
   const line = timelineOf(
     log(
       queued(0, "a", 0),
@@ -321,27 +321,27 @@ test("what was added, and is what the agent comes to next, does not wait again",
   assert.deepEqual(told(line.turn("b")), ["queued 1–1", "running 3–"]);
 });
 
-test("what was added and not taken belongs to no turn while it waits again", () => {
+test("an added ask that was not taken belongs to no turn while it waits again", () => {
   const line = timelineOf(
     log(queued(0, "a"), started(0, "a"), queued(1, "b"), started(1, "b", { into: "a" }), requeued(2, "b")),
   );
   assert.equal(line.turn("b").into, null);
 });
 
-test("a log that contradicts itself is drawn as it says last", () => {
+test("a contradictory log is drawn by its last event", () => {
   const line = timelineOf(log(queued(0, "a"), started(0, "a"), ended(1, "a"), started(2, "a", { attempt: 2 })));
   check(line);
   assert.deepEqual([line.turn("a").outcome, told(line.turn("a")).at(-1)], [null, "running 2–"]);
 });
 
-test("two at once would be counted", () => {
+test("two turns at the same time are counted as an overlap", () => {
   const line = timelineOf(
     log(queued(0, "a"), started(0, "a"), queued(0, "b"), started(1, "b"), ended(2, "a"), ended(3, "b")),
   );
   assert.equal(line.overlaps, 1);
 });
 
-test("a turn of the agent's own is told as such, and is beside what it is asked", () => {
+test("a turn that the agent started is marked as such and does not overlap an ask", () => {
   const line = timelineOf(
     log(
       queued(0, "a"),
@@ -358,7 +358,7 @@ test("a turn of the agent's own is told as such, and is beside what it is asked"
   assert.equal(line.overlaps, 0);
 });
 
-test("processes: a pid, an end, and the rungs of the ladder within their life", () => {
+test("processes have a pid, an end, and the rungs of the ladder within their lifetime", () => {
   const line = timelineOf(
     log(
       [0, "process.started", null, { process: 1, pid: 41, born: null }],
@@ -397,7 +397,7 @@ test("processes: a pid, an end, and the rungs of the ladder within their life", 
   assert.deepEqual([second.pid, second.to], [42, null]);
 });
 
-test("the ladder may be told after the exit", () => {
+test("the ladder may be recorded after the exit", () => {
   const line = timelineOf(
     log(
       [0, "process.started", null, { process: 1, pid: 41 }],
@@ -413,7 +413,7 @@ test("the ladder may be told after the exit", () => {
   );
 });
 
-test("an exit without a start is of a process that is older than the window", () => {
+test("an exit without a start belongs to a process that is older than the window", () => {
   const line = timelineOf(
     log(
       [0, "session.opened", null, { agent: "claude" }],
@@ -428,7 +428,7 @@ test("an exit without a start is of a process that is older than the window", ()
   );
 });
 
-test("a turn whose beginning is not kept begins with the window", () => {
+test("a turn without a recorded beginning begins with the window", () => {
   for (const [lines, expected] of [
     [[[0, "session.setting", null, { name: "model", value: "x" }], ended(4, "a")], ["running 0–4"]],
     [
@@ -445,7 +445,7 @@ test("a turn whose beginning is not kept begins with the window", () => {
   }
 });
 
-test("a host that died: the turn is known up to the last sign of it, and settled when it was recovered", () => {
+test("after a host died, its turn is known up to its last event and settled at the recovery", () => {
   const line = timelineOf(
     log(
       [0, "process.started", null, { process: 1, pid: 41 }],
@@ -468,7 +468,7 @@ test("a host that died: the turn is known up to the last sign of it, and settled
   assert.equal(line.overlaps, 0);
 });
 
-test("a process that has no end in the log does not live beside the next one", () => {
+test("a process without an end in the log ends before the next one starts", () => {
   const line = timelineOf(
     log(
       [0, "process.started", null, { process: 1, pid: 41 }],
@@ -486,7 +486,7 @@ test("a process that has no end in the log does not live beside the next one", (
   );
 });
 
-test("a clock that is set back does not turn the picture round", () => {
+test("a clock that is set back does not reverse the picture", () => {
   const line = timelineOf(
     log(
       queued(0, "a"),
@@ -505,13 +505,13 @@ test("a clock that is set back does not turn the picture round", () => {
   assert.equal(line.wall(T0 + 5), T0 + 5);
 });
 
-test("a clock that trembles is not worth a mark", () => {
+test("a small clock correction gets no mark", () => {
   const line = timelineOf(log(queued(0, "a"), started(1, "a"), ended(0.999, "a")));
   check(line);
   assert.equal(marks(line, "clock_step").length, 0);
 });
 
-test("a ladder's times follow the clock that was set back", () => {
+test("the times of a ladder follow a clock that was set back", () => {
   const line = timelineOf(
     log(
       [0, "process.started", null, { process: 1, pid: 41 }],
@@ -524,7 +524,7 @@ test("a ladder's times follow the clock that was set back", () => {
   assert.equal(round(line.processes[0].rungs[0].at - T0), 105);
 });
 
-test("questions are open from the asking to the answer", () => {
+test("a question is open until its answer", () => {
   const line = timelineOf(
     log(
       queued(0, "a"),
@@ -545,7 +545,7 @@ test("questions are open from the asking to the answer", () => {
   );
 });
 
-test("what was swept, what survived, what was lost and what was told once are marks", () => {
+test("sweeps, survivors, losses and single events are marks", () => {
   const line = timelineOf(
     log(
       [0, "session.opened", null, { agent: "claude" }],
@@ -574,7 +574,7 @@ test("what was swept, what survived, what was lost and what was told once are ma
   assert.match(line.marks[2].label, /another user's/);
 });
 
-test("kinds that nobody knows, and bodies that are not what they should be, harm nothing", () => {
+test("unknown kinds and malformed bodies have no effect", () => {
   const before = log(queued(0, "a"), started(1, "a"));
   const odd = log([2, "turn.dreamt", "a", {}], [3, "constructor", null, {}], [3, "toString", null, {}]).map((each) => ({
     ...each,
@@ -619,7 +619,7 @@ test("kinds that nobody knows, and bodies that are not what they should be, harm
   }
 });
 
-test("what was seen before is not taken in twice, and piece by piece is as good as at once", () => {
+test("events are added once, and adding them in pieces gives the same result", () => {
   const events = fixture("night.ndjson");
   const whole = timelineOf(events);
   const pieces = new Timeline();
@@ -629,7 +629,7 @@ test("what was seen before is not taken in twice, and piece by piece is as good 
   assert.deepEqual(pieces.processes, whole.processes);
 });
 
-test("real logs: nothing overlaps, whatever happened", () => {
+test("real logs have no overlaps", () => {
   for (const name of ["session.ndjson", "night.ndjson"]) {
     const line = timelineOf(fixture(name));
     check(line);
@@ -646,7 +646,7 @@ test("real logs: nothing overlaps, whatever happened", () => {
   }
 });
 
-test("any log whatsoever, cut anywhere and shuffled in its clock, is drawn", () => {
+test("any log is drawn, cut anywhere and with shuffled clocks", () => {
   const events = [
     ...fixture("session.ndjson"),
     ...fixture("night.ndjson").map((each) => ({ ...each, seq: each.seq + 1000 })),
@@ -671,7 +671,7 @@ test("any log whatsoever, cut anywhere and shuffled in its clock, is drawn", () 
   }
 });
 
-test("thousands of turns are folded and laid out in a moment", () => {
+test("thousands of turns are folded and laid out quickly", () => {
   const lines = [];
   for (let index = 0; index < 20_000; index += 1) {
     const at = index * 2;
@@ -723,7 +723,7 @@ test("a long idle time is a break of a fixed width, and the rest is to scale", (
   assert.equal(round(scale.fitFrom(T0 + 5, 140)), 10);
 });
 
-test("everything fits into any width, however many breaks there are", () => {
+test("everything fits into any width, with any number of breaks", () => {
   const lines = [];
   for (let index = 0; index < 500; index += 1) {
     const at = index * 3600;
@@ -737,21 +737,21 @@ test("everything fits into any width, however many breaks there are", () => {
   assert.equal(scale.breakWidth(100), 40);
 });
 
-test("a place and a time are one another's", () => {
+test("x and time are inverse functions", () => {
   const scale = new Timescale(timelineOf(IDLE));
   for (const at of [0, 3, 10, 200, 505, 999, 1000, 1002.5, 1005]) {
     assert.equal(round(scale.time(scale.x(T0 + at, 7), 7) - T0), at);
   }
 });
 
-test("a turn that runs for an hour is no break; one who waits through the night is", () => {
+test("a turn that runs for an hour is not a break, an ask that waits through the night is", () => {
   const long = timelineOf(log(queued(0, "a"), started(0, "a"), ended(3600, "a")));
   assert.equal(new Timescale(long).breaks, 0);
   const night = timelineOf(log(queued(0, "a"), started(40_000, "a"), ended(40_001, "a")));
   assert.equal(new Timescale(night).breaks, 1);
 });
 
-test("the picture grows while somebody has the agent, and stops when nobody does", () => {
+test("the picture grows only while a turn has the agent", () => {
   const runs = new Timescale(timelineOf(log(queued(0, "a"), started(0, "a"))));
   runs.until(T0 + 100);
   assert.equal(runs.seconds, 100);
@@ -765,14 +765,14 @@ test("the picture grows while somebody has the agent, and stops when nobody does
   assert.equal(over.seconds, 15);
 });
 
-test("a session with nothing in it has a scale too", () => {
+test("an empty session has a scale too", () => {
   const scale = new Timescale(timelineOf([]));
   assert.equal(scale.width(10), 0);
   assert.ok(Number.isFinite(scale.fit(100)));
   assert.ok(Number.isFinite(scale.x(0, 10)));
 });
 
-test("those who wait have a row each, and a free one is used again", () => {
+test("waiting asks have a row each, and a free row is used again", () => {
   const line = timelineOf(log(queued(0, "a"), queued(1, "b"), queued(2, "c"), started(3, "a"), queued(4, "d")));
   const { waits, rows } = waitingRows(line);
   assert.deepEqual(
@@ -792,7 +792,7 @@ test("those who wait have a row each, and a free one is used again", () => {
   );
 });
 
-test("what is in a window is found, and what began long before it and still goes on", () => {
+test("a window finds its items, and items that began long before it and are still open", () => {
   const items = [
     { from: 0, to: 100 },
     { from: 1, to: 2 },
@@ -811,7 +811,7 @@ test("what is in a window is found, and what began long before it and still goes
   assert.deepEqual(spans.within(-5, -1), []);
 });
 
-test("times at the axis are round, and far enough from each other", () => {
+test("the times of the axis are round and far enough apart", () => {
   const scale = new Timescale(timelineOf(IDLE));
   const { step, times } = ticks(10, scale, T0 + 3, T0 + 2000);
   assert.equal(step, 10);

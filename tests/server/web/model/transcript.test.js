@@ -77,7 +77,7 @@ function shown(transcript) {
   return transcript.items.map((item) => `${item.kind}:${item.text ?? item.title ?? item.outcome ?? ""}`);
 }
 
-test("a real log is the same in one piece, event by event, and from the middle on", () => {
+test("a real log gives the same items in one piece, event by event, and from the middle", () => {
   const whole = read(SAMPLE);
   assert.ok(whole.items.length > 15);
   const plain = ({ items, waiting, usage }) =>
@@ -92,7 +92,7 @@ test("a real log is the same in one piece, event by event, and from the middle o
   }
 });
 
-test("every key is there once", () => {
+test("every key is unique", () => {
   const log = new Log()
     .queued("t1", "a")
     .started("t1")
@@ -107,7 +107,7 @@ test("every key is there once", () => {
   assert.equal(new Set(keys).size, keys.length);
 });
 
-test("partials grow one item; the whole block takes its place and its key", () => {
+test("partials grow one item, and the complete block takes its place and its key", () => {
   const transcript = new Transcript();
   const log = new Log().queued("t1", "hello").started("t1").partial(said("Hel")).partial(said("lo"));
   transcript.append(log.events);
@@ -122,7 +122,7 @@ test("partials grow one item; the whole block takes its place and its key", () =
   );
 });
 
-test("thinking and text grow apart, and what follows a whole block is another item", () => {
+test("thinking and text grow separately, and text after a complete block is another item", () => {
   const log = new Log()
     .queued("t1", "x")
     .started("t1")
@@ -135,7 +135,7 @@ test("thinking and text grow apart, and what follows a whole block is another it
   assert.deepEqual(shown(read(log.events)), ["prompt:x", "thought:hm hm", "text:A.", "text:B."]);
 });
 
-test("a message of somebody else that comes whole leaves the partial of this one alone", () => {
+test("a complete message of another source does not change the partial of this one", () => {
   const log = new Log()
     .queued("t1", "x")
     .started("t1")
@@ -146,13 +146,13 @@ test("a message of somebody else that comes whole leaves the partial of this one
   assert.deepEqual(shown(read(log.events)), ["prompt:x", "text:mine too", "text:a subagent's"]);
 });
 
-test("partials that are never completed stay as what was said, when their turn ends", () => {
+test("incomplete partials stay when their turn ends", () => {
   const log = new Log().queued("t1", "x").started("t1").partial(said("half a sen")).ended("t1", "interrupted");
   const item = read(log.events).items.find(({ kind }) => kind === "text");
   assert.deepEqual([item.text, item.isPartial], ["half a sen", false]);
 });
 
-test("chunks of one message are one text; those of the next are another", () => {
+test("chunks of one message are one text, chunks of the next are another", () => {
   const log = new Log()
     .queued("t1", "x")
     .started("t1")
@@ -164,7 +164,7 @@ test("chunks of one message are one text; those of the next are another", () => 
   assert.deepEqual(shown(read(log.events)), ["prompt:x", "text:ab", "text:c", "tool:make", "text:d"]);
 });
 
-test("a text that goes on from before the window keeps its key when its beginning comes", () => {
+test("a text that begins before the window keeps its key when its beginning is added", () => {
   const log = new Log().queued("t1", "x").started("t1").update(said("one ")).update(said("two ")).update(said("three"));
   const transcript = read(log.events.slice(4));
   const { key, text } = transcript.items[0];
@@ -178,7 +178,7 @@ test("a text that goes on from before the window keeps its key when its beginnin
   assert.deepEqual([item.key, item.text], [key, "one two three"]);
 });
 
-test("a tool's end that comes before its beginning finds it later, under the same key", () => {
+test("the end of a tool finds its beginning later, under the same key", () => {
   const log = new Log()
     .queued("t1", "x")
     .started("t1")
@@ -199,7 +199,7 @@ test("a tool that still runs when its turn ends was cut short", () => {
   assert.equal(read(log.events).items.find(({ kind }) => kind === "tool").status, "stopped");
 });
 
-test("a prompt stands where its turn begins, and waits apart until then", () => {
+test("a prompt is placed where its turn begins, and is separate until then", () => {
   const log = new Log().queued("t1", "first").started("t1").queued("t2", "second").update(said("answer"));
   const transcript = read(log.events);
   assert.deepEqual(shown(transcript), ["prompt:first", "text:answer"]);
@@ -214,7 +214,7 @@ test("a prompt stands where its turn begins, and waits apart until then", () => 
   assert.deepEqual(transcript.waiting, []);
 });
 
-test("what is withdrawn before it begins is shown with its end; what is preempted waits again", () => {
+test("a withdrawn prompt is shown with its end, a preempted one waits again", () => {
   const withdrawn = read(new Log().queued("t1", "never").ended("t1", "withdrawn").events);
   assert.deepEqual([shown(withdrawn), withdrawn.waiting], [["prompt:never", "ended:withdrawn"], []]);
   const log = new Log()
@@ -238,7 +238,7 @@ test("what is withdrawn before it begins is shown with its end; what is preempte
   );
 });
 
-test("a prompt from before the window is learnt from elsewhere", () => {
+test("a prompt from before the window is learned from elsewhere", () => {
   const log = new Log().queued("t1", "long ago").started("t1").update(said("a"));
   const transcript = read(log.events.slice(1));
   assert.equal(transcript.items[0].prompt, null);
@@ -246,7 +246,7 @@ test("a prompt from before the window is learnt from elsewhere", () => {
   assert.deepEqual(shown(transcript), ["prompt:long ago", "text:a"]);
 });
 
-test("a turn has one plan, the newest, where it was said; the call that made it is not shown beside it", () => {
+test("a turn has one plan, the newest, and the call that made it is hidden", () => {
   const plan = (...statuses) => ({
     sessionUpdate: "plan",
     entries: statuses.map((status, i) => ({ content: `step ${i}`, status })),
@@ -265,7 +265,7 @@ test("a turn has one plan, the newest, where it was said; the call that made it 
   assert.equal(transcript.items[2].entries[0].status, "completed");
 });
 
-test("an answer that is told only with the end is shown, and one that was told before is not told twice", () => {
+test("text that is sent only with the end is shown, and text that was sent before is not repeated", () => {
   assert.deepEqual(
     shown(read(new Log().queued("t1", "x").started("t1").ended("t1", "done", { text: "only here" }).events)),
     ["prompt:x", "text:only here", "ended:done"],
@@ -298,7 +298,7 @@ test("a question is answered where it was asked", () => {
   );
 });
 
-test("whatever an agent sends is taken for what it says, and nothing throws", () => {
+test("any output of an agent is folded without an exception", () => {
   const odd = [
     null,
     7,
@@ -329,7 +329,7 @@ test("whatever an agent sends is taken for what it says, and nothing throws", ()
   assert.equal({}.polluted, undefined);
 });
 
-test("twenty thousand events are folded at once", () => {
+test("twenty thousand events are folded quickly", () => {
   const log = new Log();
   for (let turn = 0; turn < 400; turn += 1) {
     log.queued(`t${turn}`, `prompt ${turn}`).started(`t${turn}`);
@@ -348,7 +348,7 @@ test("twenty thousand events are folded at once", () => {
   assert.ok(took < 4000, `${took} ms`);
 });
 
-test("what has an odd shape hides nothing that comes after it", () => {
+test("a malformed event does not hide the events after it", () => {
   // `String` throws for this object.
   const odd = { toString: "x", valueOf: "y" };
   const log = new Log()

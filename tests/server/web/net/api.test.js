@@ -17,7 +17,7 @@ beforeEach(() => {
   paused = [];
 });
 
-test("a refusal is a problem with words for a person", async () => {
+test("an error response is a problem with words for the user", async () => {
   const shown = { title: "QueueFull", detail: "too many wait", hint: "wait", ids: { session: "s" } };
   server.instead = () => [429, shown];
   await assert.rejects(api().post("v1/x", {}, { key: "k" }), (error) => {
@@ -29,12 +29,12 @@ test("a refusal is a problem with words for a person", async () => {
   assert.equal(server.requests.length, 1);
 });
 
-test("what a proxy says is a problem too", async () => {
+test("an error of a proxy is a problem too", async () => {
   server.instead = () => [502, "<html>"];
   await assert.rejects(api().get("v1/x"), { name: "Problem", status: 502, hint: /proxy/ });
 });
 
-test("what has a key is sent again with the same key when the connection is lost, and is answered once", async () => {
+test("after a lost connection, a request is sent again with the same key and answered once", async () => {
   let lost = 0;
   server.instead = () => ((lost += 1) <= 2 ? "cut" : [202, { turn: "t" }]);
   assert.deepEqual(await api().post("v1/x", { prompt: "p" }, { key: "once" }), { turn: "t" });
@@ -43,14 +43,14 @@ test("what has a key is sent again with the same key when the connection is lost
   assert.deepEqual(new Set(server.requests.map((one) => one.body.prompt)), new Set(["p"]));
 });
 
-test("a server that is going is waited for", async () => {
+test("a server that shuts down is retried", async () => {
   let tries = 0;
   server.instead = () => ((tries += 1) === 1 ? [503, { detail: "going" }] : [202, {}]);
   await api().post("v1/x", {}, { key: "k" });
   assert.equal(tries, 2);
 });
 
-test("what has no key is sent once", async () => {
+test("a request without a key is sent once", async () => {
   server.instead = () => "cut";
   await assert.rejects(api().post("v1/x"), Unreachable);
   await assert.rejects(api().get("v1/x"), Unreachable);
@@ -58,14 +58,14 @@ test("what has no key is sent once", async () => {
   assert.deepEqual(paused, []);
 });
 
-test("it is given up in the end, and the person is told", async () => {
+test("retries end, and the user gets an error", async () => {
   server.instead = () => "cut";
   await assert.rejects(api().post("v1/x", {}, { key: "k" }), { name: "Unreachable", status: 0, detail: /reached/ });
   assert.ok(paused.length >= 5);
   assert.ok(paused.reduce((sum, each) => sum + each) >= 10_000, "long enough for a server to restart");
 });
 
-test("an answer without a body is null", async () => {
+test("a response without a body is null", async () => {
   server.instead = () => [200, undefined];
   assert.equal(await api().get("v1/x"), null);
 });
@@ -92,13 +92,13 @@ test("every request carries the page token once there is one", async () => {
   assert.deepEqual(sent, [undefined, "Bearer of-the-page"]);
 });
 
-test("only an address that begins with a code or a token logs in", () => {
+test("only a fragment that begins with a code or a token logs in", () => {
   assert.deepEqual(keyIn("#code=a_b-c"), { code: "a_b-c" });
   assert.deepEqual(keyIn("#token=t"), { token: "t" });
   for (const other of ["", "#", "#code=", "#/s/code=x", "#/s/x&token=y", "#x=1&code=y"]) assert.equal(keyIn(other), null);
 });
 
-test("who takes a request back is not told that nobody was there", async () => {
+test("an aborted request is not reported as unreachable", async () => {
   const mine = new AbortController();
   server.instead = () => {
     mine.abort();
@@ -107,7 +107,7 @@ test("who takes a request back is not told that nobody was there", async () => {
   await assert.rejects(api().get("v1/x", {}, { signal: mine.signal }), { name: "AbortError" });
 });
 
-test("a query leaves out what is not given", () => {
+test("a query leaves out null and undefined", () => {
   assert.equal(withQuery("v1/x", { a: 1, b: null, c: undefined, d: "ä&=", e: "" }), "v1/x?a=1&d=%C3%A4%26%3D&e=");
   assert.equal(withQuery("v1/x"), "v1/x");
 });

@@ -40,7 +40,7 @@ const isLive = (feed) => feed.connection.value.state === "live";
 const isLeader = (feed) => feed.connection.value.isLeader;
 const leaders = (all) => all.filter(isLeader);
 
-test("ten tabs have one stream, and each gets everything once, in order", async () => {
+test("ten tabs have one stream, and each gets every event once, in order", async () => {
   const all = Array.from({ length: 10 }, () => tab());
   await until(() => all.every(isLive));
   await until(() => all.every((one) => one.begun.length));
@@ -53,7 +53,7 @@ test("ten tabs have one stream, and each gets everything once, in order", async 
   assert.equal(server.streamsOpened, 1);
 });
 
-test("when the leader goes another goes on from its position", async () => {
+test("when the leader ends, another tab resumes from its position", async () => {
   const all = [tab(), tab(), tab()];
   await until(() => all.every(isLive) && all.every((one) => one.begun.length));
   server.commit("s", "turn.queued");
@@ -70,7 +70,7 @@ test("when the leader goes another goes on from its position", async () => {
   await until(() => server.streams.size === 1 && leaders(left).length === 1);
 });
 
-test("frames come of what any tab watches, also to a leader that does not", async () => {
+test("the stream has the frames that any tab watches, even if the leader does not", async () => {
   const one = tab();
   await until(() => isLive(one));
   const other = tab();
@@ -87,7 +87,7 @@ test("frames come of what any tab watches, also to a leader that does not", asyn
   release();
 });
 
-test("a new leader asks what the others watch", async () => {
+test("a new leader asks the others for their sessions", async () => {
   const one = tab();
   await until(() => isLive(one));
   const second = tab();
@@ -104,7 +104,7 @@ test("a new leader asks what the others watch", async () => {
   await until(() => server.streams.size === 1 && ["a", "b"].every((id) => [...server.streams][0].frames.has(id)));
 });
 
-test("a hundred wishes in a row are few requests", async () => {
+test("a hundred changes of the watched sessions in a row cause few requests", async () => {
   const one = tab();
   await until(() => isLive(one));
   const opened = server.streamsOpened;
@@ -118,7 +118,7 @@ test("a hundred wishes in a row are few requests", async () => {
   assert.ok(server.streamsOpened - opened <= 5, `${server.streamsOpened - opened}`);
 });
 
-test("what is watched no longer is left out in time, and so is what a tab watched that is gone", async () => {
+test("sessions that are not watched, or only by closed tabs, are dropped in time", async () => {
   const one = tab();
   await until(() => isLive(one));
   const other = tab();
@@ -133,7 +133,7 @@ test("what is watched no longer is left out in time, and so is what a tab watche
   await until(() => [...server.streams].some((stream) => !stream.frames.has("a") && stream.frames.has("b")));
 });
 
-test("a lost connection is tried again from the position, and everybody is told of a begin", async () => {
+test("a lost connection resumes from the position, and every tab is notified of the start", async () => {
   const all = [tab(), tab()];
   await until(() => all.every(isLive) && all.every((one) => one.begun.length));
   server.commit("s", "turn.queued");
@@ -145,7 +145,7 @@ test("a lost connection is tried again from the position, and everybody is told 
   all.forEach((one, index) => assert.equal(one.begun.length, begun[index] + 1));
 });
 
-test("a server that is gone is said to be gone, and a nudge tries it at once", async () => {
+test("an unreachable server is reported, and a nudge retries immediately", async () => {
   const all = [tab(), tab()];
   await until(() => all.every(isLive));
   await server.stop();
@@ -156,7 +156,7 @@ test("a server that is gone is said to be gone, and a nudge tries it at once", a
   await until(() => all.every(isLive));
 });
 
-test("who is not let in is told what to do, and is let in later", async () => {
+test("a refused client is shown what to do, and can log in later", async () => {
   server.instead = () => [401, { title: "NotLetIn", detail: "no token", hint: "…" }];
   const all = [tab(), tab()];
   await until(() => all.every((one) => one.connection.value.state === "refused"));
@@ -167,7 +167,7 @@ test("who is not let in is told what to do, and is let in later", async () => {
   await until(() => all.every(isLive), "long before it would be tried again", 2000);
 });
 
-test("another history is begun anew, and all is read again", async () => {
+test("another history starts at its end, and everything is read again", async () => {
   const all = [tab(), tab()];
   await until(() => all.every(isLive) && all.every((one) => one.begun.length));
   server.forget();
@@ -177,7 +177,7 @@ test("another history is begun anew, and all is read again", async () => {
   await until(() => all.every((one) => one.seen.length === 1));
 });
 
-test("a server that ends says so", async () => {
+test("a server that shuts down is reported", async () => {
   const one = tab();
   await until(() => isLive(one));
   const states = [];
@@ -190,7 +190,7 @@ test("a server that ends says so", async () => {
   await until(() => isLive(one));
 });
 
-test("a tab that comes later begins, and one that has missed a batch begins again", async () => {
+test("a late tab begins, and a tab that missed a batch begins again", async () => {
   const one = tab();
   await until(() => isLive(one));
   const other = tab();
@@ -207,7 +207,7 @@ test("a tab that comes later begins, and one that has missed a batch begins agai
   assert.ok(other.begun.length >= 2);
 });
 
-test("without Web Locks each tab leads itself", async () => {
+test("without Web Locks each tab is its own leader", async () => {
   const all = [tab({ locks: undefined }), tab({ locks: undefined })];
   await until(() => all.every(isLive));
   server.commit("s", "turn.queued");
@@ -215,7 +215,7 @@ test("without Web Locks each tab leads itself", async () => {
   assert.equal(server.streams.size, 2);
 });
 
-test("a leader that is frozen is deposed, and follows when it thaws", async () => {
+test("a frozen leader is deposed, and follows when it resumes", async () => {
   const shared = new SharedArrayBuffer(4);
   const worker = new Worker(new URL("tab.js", import.meta.url), { workerData: { shared, surroundings } });
   const said = { seen: [], connection: null, frozen: false };
@@ -250,7 +250,7 @@ test("a leader that is frozen is deposed, and follows when it thaws", async () =
   }
 });
 
-test("wishes: the newest, where there are too many", () => {
+test("watched sessions: the newest, if there are too many", () => {
   const watching = new Watching();
   watching.set("old", Array.from({ length: WATCHED_MAX }, (_, index) => `s${index}`));
   watching.set("new", ["x"]);

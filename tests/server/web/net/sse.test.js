@@ -26,11 +26,11 @@ const MESSAGES = [
   { id: null, event: null, data: "" },
 ];
 
-test("messages are taken apart as the specification says", () => {
+test("messages are parsed as the specification says", () => {
   assert.deepEqual(said(TEXT), MESSAGES);
 });
 
-test("a cut at any byte changes nothing", () => {
+test("a chunk boundary at any byte changes nothing", () => {
   const all = bytes(TEXT);
   for (let at = 0; at <= all.length; at += 1) {
     const parser = new Parser();
@@ -38,22 +38,22 @@ test("a cut at any byte changes nothing", () => {
   }
 });
 
-test("byte by byte it is the same", () => {
+test("parsing byte by byte gives the same result", () => {
   const parser = new Parser();
   const found = [...bytes(TEXT)].flatMap((byte) => parser.push(Uint8Array.of(byte)));
   assert.deepEqual(found, MESSAGES);
 });
 
-test("what has not ended is not told", () => {
+test("an incomplete message is not delivered", () => {
   assert.deepEqual(said("data: half"), []);
   assert.deepEqual(said("data: half\n"), []);
 });
 
-test("an id or an event without data is nothing, and does not stick to the next", () => {
+test("an id or an event without data is ignored, and does not affect the next message", () => {
   assert.deepEqual(said("id: 1\nevent: x\n\ndata: y\n\n"), [{ id: null, event: null, data: "y" }]);
 });
 
-test("a message without an end is refused at its bound, and one below it is not", () => {
+test("a message beyond the bound is refused, and a smaller one is not", () => {
   const fits = "x".repeat(100 - "data:".length);
   assert.equal(new Parser(100).push(bytes(`data:${fits}\n\n`)).length, 1);
   assert.throws(() => new Parser(100).push(bytes(`data:${fits}x\n\n`)), TooLong);
@@ -63,11 +63,11 @@ test("a message without an end is refused at its bound, and one below it is not"
   }, TooLong);
 });
 
-test("the bound is of one message, and not of all", () => {
+test("the bound applies to one message, not to the sum", () => {
   const parser = new Parser(100);
   for (let i = 0; i < 100; i += 1) assert.equal(parser.push(bytes("data: twenty letters\n\n")).length, 1);
 });
 
-test("many lines of one message count together", () => {
+test("many lines of one message are counted together", () => {
   assert.throws(() => new Parser(100).push(bytes("data: twenty letters\n".repeat(10))), TooLong);
 });

@@ -33,7 +33,7 @@ function stream(more = {}) {
 }
 const last = (one) => one.told.states.at(-1)?.state;
 
-test("it begins before anything comes, and each batch goes on where the one before it ended", async () => {
+test("the start is reported before any event, and each batch continues the previous one", async () => {
   server.commit("s", "turn.queued");
   const one = stream();
   await until(() => last(one) === "live");
@@ -45,7 +45,7 @@ test("it begins before anything comes, and each batch goes on where the one befo
   assert.equal(one.position, "1-2");
 });
 
-test("a connection on which nothing is heard is doubted when somebody looks, and not before", async () => {
+test("a nudge reconnects a silent connection, but not a recent one", async () => {
   const one = stream();
   await until(() => last(one) === "live");
   clock += 5_000;
@@ -59,7 +59,7 @@ test("a connection on which nothing is heard is doubted when somebody looks, and
   assert.equal(one.told.begun.at(-1).isContinued, true);
 });
 
-test("a place that is very old is given up for the end", async () => {
+test("a very old position is given up for the end", async () => {
   const one = stream();
   await until(() => last(one) === "live");
   clock += 3_600_000;
@@ -68,7 +68,7 @@ test("a place that is very old is given up for the end", async () => {
   assert.equal(one.told.begun.at(-1).isContinued, false);
 });
 
-test("pauses grow up to their bound, and a stream that is live begins them again", async () => {
+test("pauses grow up to their bound, and a live stream resets them", async () => {
   const one = stream({ open: () => Promise.reject(new TypeError("failed")) });
   const pauses = [];
   for (let i = 0; i < 12; i += 1) {
@@ -82,19 +82,19 @@ test("pauses grow up to their bound, and a stream that is live begins them again
   assert.equal(pauses.at(-1), PAUSE_MILLISECONDS_MAX / 2); // With the smallest jitter.
 });
 
-test("offline is said where it is so", async () => {
+test("an offline machine is reported as offline", async () => {
   const one = stream({ open: () => Promise.reject(new TypeError("failed")), isOnline: () => false });
   await until(() => last(one) === "offline");
 });
 
-test("what is no stream of ours is not read", async () => {
+test("a response of another program is not read", async () => {
   server.instead = () => [200, { hello: "I am a proxy" }];
   const one = stream();
   await until(() => last(one) === "waiting");
   assert.match(one.told.states.at(-1).detail, /not a Banksman server/);
 });
 
-test("whoever opens it anew while it is being opened waits for that", async () => {
+test("a request to reopen waits while the stream is opening", async () => {
   let hold = () => {};
   server.instead = () => new Promise((done) => (hold = done));
   const one = stream();
@@ -107,7 +107,7 @@ test("whoever opens it anew while it is being opened waits for that", async () =
   assert.equal(one.told.begun.length, 1);
 });
 
-test("nothing is told after its end", async () => {
+test("no callback is called after the end", async () => {
   const one = stream();
   await until(() => last(one) === "live");
   const states = one.told.states.length;

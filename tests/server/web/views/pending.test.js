@@ -7,7 +7,7 @@ const asked = (ask, text) => ({ ask, prompt: text, text, images: [], priority: "
 const queued = (key, prompt) => ({ kind: "turn.queued", turn: `t-${key}`, body: { key, prompt } });
 const shown = (pending) => pending.list.value.map(({ ask }) => ask);
 
-test("it is shown until the log tells of its key", () => {
+test("a sent prompt is shown until the log has its key", () => {
   const pending = new Pending();
   pending.add(asked("k1", "a"));
   assert.deepEqual(shown(pending), ["k1"]);
@@ -15,14 +15,14 @@ test("it is shown until the log tells of its key", () => {
   assert.deepEqual(shown(pending), []);
 });
 
-test("what the log has told of already is not shown again, however late it is taken up", () => {
+test("a prompt that is already in the log is not shown again, even if it is added late", () => {
   const pending = new Pending();
   pending.settle([queued("k1", "a")]);
   pending.add(asked("k1", "a"));
   assert.deepEqual(shown(pending), []);
 });
 
-test("the same words twice are two, and each goes with its own key", () => {
+test("two equal prompts are shown twice, and each is removed by its own key", () => {
   const pending = new Pending();
   pending.add(asked("k1", "again"));
   pending.add(asked("k2", "again"));
@@ -30,7 +30,7 @@ test("the same words twice are two, and each goes with its own key", () => {
   assert.deepEqual(shown(pending), ["k1"]);
 });
 
-test("somebody else's prompt is not ours, with a key or without, and what was refused is gone", () => {
+test("another user's prompt removes nothing, with a key or without, and a refused prompt is removed", () => {
   const pending = new Pending();
   pending.add(asked("k1", "mine"));
   pending.settle([queued("k9", "mine"), queued(null, "mine")]);
@@ -39,7 +39,7 @@ test("somebody else's prompt is not ours, with a key or without, and what was re
   assert.deepEqual(shown(pending), []);
 });
 
-test("words that the log has otherwise than they were sent: the key says whose they are", () => {
+test("a prompt that the log words differently is identified by its key", () => {
   const pending = new Pending();
   pending.add(asked("k1", "a"));
   pending.settle([queued("k1", [{ type: "text", text: "a" }])]);

@@ -1,22 +1,22 @@
-// Two texts as a list of lines that stayed, went and came.
+// Compare two texts as a list of kept, removed and added lines.
 //
-// What is the same at the beginning and at the end is set aside; the rest is compared by Myers' greedy walk, which is
-// quick for texts that are alike. It gives up beyond EDITS_MAX differences: then everything between is shown as gone
-// and come, which is true, though longer than it need be. It gives up as well after STEPS_MAX lines compared. So the
-// time is bounded, and the memory by EDITS_MAX squared, whatever an agent writes.
+// The common prefix and the common suffix are set aside. Myers' greedy algorithm compares the rest;
+// it is fast for similar texts. It gives up after EDITS_MAX differences or STEPS_MAX compared
+// lines. Everything in between is then shown as removed and added: correct, but longer than
+// necessary. So the time is bounded, and EDITS_MAX squared bounds the memory, for any input.
 // @ts-check
 
 /** @typedef {{sign: " "|"-"|"+", text: string}} DiffLine */
 /** @typedef {DiffLine | {sign: "…", count: number}} DiffRow */
 
 export const EDITS_MAX = 500;
-/** Some ten milliseconds. */
+/** About ten milliseconds. */
 const STEPS_MAX = 1_000_000;
-/** Lines that stayed and are shown around what changed. */
+/** Unchanged lines shown around each change. */
 const AROUND = 3;
 
 /**
- * @param {string|null|undefined} before null: there was nothing
+ * @param {string|null|undefined} before null: there was no text
  * @param {string|null|undefined} after
  * @returns {DiffLine[]}
  */
@@ -36,7 +36,7 @@ export function diffLines(before, after) {
 }
 
 /**
- * How many came and went.
+ * Count the added and the removed lines.
  * @param {DiffLine[]} lines
  */
 export function tally(lines) {
@@ -50,7 +50,7 @@ export function tally(lines) {
 }
 
 /**
- * Without the long stretches in which nothing changed.
+ * Replace long unchanged runs with folds.
  * @param {DiffLine[]} lines
  * @returns {DiffRow[]}
  */
@@ -67,7 +67,7 @@ export function folded(lines) {
     }
     const first = at === 0 ? 0 : AROUND;
     const last = end === lines.length ? 0 : AROUND;
-    // Folding one line away would take as much room as the line.
+    // A fold of one line takes as much room as the line.
     if (end - at > first + last + 1) {
       rows.push(
         ...lines.slice(at, at + first),
@@ -91,7 +91,7 @@ function between(a, b) {
 }
 
 /**
- * The furthest point on each diagonal, one difference more in each round, until the end is reached.
+ * The furthest point on each diagonal. Each round adds one difference, until the end is reached.
  * @param {string[]} a
  * @param {string[]} b
  * @returns {DiffLine[]|null}
@@ -123,7 +123,7 @@ function walked(a, b) {
 }
 
 /**
- * The way back, from the end to the beginning.
+ * Walk back from the end to the beginning.
  * @param {string[]} a
  * @param {string[]} b
  * @param {Int32Array[]} rounds
@@ -176,7 +176,7 @@ function signed(sign, lines) {
 function linesOf(text) {
   if (text === null || text === undefined || text === "") return [];
   const lines = text.replaceAll("\r\n", "\n").split("\n");
-  // A newline ends a line; it does not begin another.
+  // A newline ends a line. It does not begin another one.
   if (lines.at(-1) === "") lines.pop();
   return lines;
 }

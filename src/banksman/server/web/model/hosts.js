@@ -1,7 +1,8 @@
-// The hosts that share a store, as the server shows them; none where it is of one machine.
+// The hosts that share a store, as the server reports them. Empty for a store of one machine.
 //
-// Nothing in the log tells of a host that comes or goes. So the list is read at each begin of a stream, and now and then
-// while somebody looks, as long as there are any: a store of one machine does not become one of many under a server.
+// The log has no event for a host that starts or stops. So the list is read at each start of a
+// stream, and periodically while the page is visible and the list is not empty. A store of one
+// machine does not become a shared store while a server runs.
 // @ts-check
 import { get as getOne, Problem } from "../net/api.js";
 import { feed as theFeed } from "../net/feed.js";
@@ -10,7 +11,7 @@ import { signal } from "./signal.js";
 const LOOK_MILLISECONDS = 5000;
 
 export class Hosts {
-  /** @param {{get?: typeof getOne, feed?: typeof theFeed}} [given] for tests */
+  /** @param {{get?: typeof getOne, feed?: typeof theFeed}} [given] replaced by tests */
   constructor({ get = getOne, feed = theFeed } = {}) {
     /** @type {{value: any[], subscribe: any}} */
     this.list = signal([]);
@@ -34,14 +35,16 @@ export class Hosts {
     for (const off of this._offs.splice(0)) off();
   }
 
-  /** One read at a time. What cannot be read now is read the next time: it only says how things are. */
+  /**
+   * At most one read at a time. A failed read is ignored: the next one brings the current state.
+   */
   async refresh() {
     if (this._isReading) return;
     this._isReading = true;
     try {
       this.list.value = (await this._get("v1/hosts")).hosts;
     } catch (error) {
-      // A server that is older than the page has no hosts.
+      // A server that is older than the page has no hosts route.
       if (error instanceof Problem && error.status === 404) this.list.value = [];
     } finally {
       this._isReading = false;
@@ -52,7 +55,7 @@ export class Hosts {
 export const hosts = new Hosts();
 
 /**
- * All of them in a line. Front ends, which take no session, are not counted.
+ * Summarize all hosts in one line. Front ends take no sessions and are not counted.
  * @param {any[]} all
  */
 export function summaryOf(all) {
@@ -65,7 +68,7 @@ export function summaryOf(all) {
 }
 
 /**
- * How one is, in a few words.
+ * Describe the state of one host in a few words.
  * @param {any} host
  */
 export function stateOf(host) {

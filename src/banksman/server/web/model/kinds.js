@@ -1,4 +1,4 @@
-// Which events are frames (what went over the agent's pipes) and which are our own.
+// Tell frames (the traffic of the agent's pipes) from Banksman's own events.
 // @ts-check
 
 const FRAMES = new Set(["update", "recited", "sent"]);

@@ -1,14 +1,16 @@
-// A session's events: a window of its log without holes, which its end follows live if it is at the end.
+// A window on the events of one session. It has no holes, and it follows the live end of the log.
 //
-// The log is dense: each event's seq is one more than the one before it. So a hole is seen, and is read by a page
-// before anything after it is shown; and what comes twice is seen, and is dropped. Everything that changes the window
-// goes one after another through one queue (`_do`), so that no two reads can put their events into each other.
+// The log is dense: the seq of each event is one more than the seq before it. So a hole is visible,
+// and a page fills it before any later event is shown. A duplicate is visible too, and is dropped.
+// Every change of the window runs through one queue (`_do`), so that two reads cannot interleave
+// their events.
 //
-// Live events come at any time. They wait until what is being read is there. If too many wait they are thrown away, and
-// read again by pages: the log keeps them, we need not.
+// Live events arrive at any time. They wait until the current read is complete. If too many wait,
+// they are dropped and read again by pages, because the log keeps them.
 //
-// The window is bounded. What is added at one end beyond that is dropped at the other, and read again when somebody
-// scrolls there. Retention may have taken the oldest events for good: that is `gap`.
+// The window is bounded. Beyond the bound, events added at one end push out events at the other
+// end. These are read again when the user scrolls there. Retention may have deleted the oldest
+// events for good: that is `gap`.
 // @ts-check
 import { get as getPage, Problem } from "../net/api.js";
 import { feed as theFeed } from "../net/feed.js";
@@ -16,37 +18,46 @@ import { Gone, Patience } from "./reading.js";
 import { signal } from "./signal.js";
 
 export const EVENTS_MAX = 20_000;
-/** When there are too many, so many more than one are dropped: to drop is to show everything anew. */
+/** The number of events dropped together when the window is full. Each drop redraws everything. */
 const DROPPED_AT_ONCE = 4_000;
 const OPENED_WITH = 400;
 const PAGE = 1000;
 const PENDING_MAX = 5_000;
-/** Who has missed more than this begins at the end, and reads the rest when it is scrolled to. */
+/**
+ * A reader that missed more than this restarts at the end, and reads the rest when the user
+ * scrolls.
+ */
 const MISSED_MAX = 5_000;
-/** Before this is the end of any log: the largest number that JSON and everybody agree on. */
+/**
+ * A seq after the end of any log: the largest integer that JSON and JavaScript represent exactly.
+ */
 const END = Number.MAX_SAFE_INTEGER;
 
 export class SessionLog {
   /**
    * @param {string} id
-   * @param {{get?: typeof getPage, feed?: typeof theFeed}} [given] for tests
+   * @param {{get?: typeof getPage, feed?: typeof theFeed}} [given] replaced by tests
    */
   constructor(id, { get = getPage, feed = theFeed } = {}) {
     this.id = id;
-    /** @type {any[]} oldest first, each seq one more than that before it */
+    /** @type {any[]} oldest first; each seq is one more than the seq before it */
     this.events = [];
     this.version = signal(0);
-    /** @type {{kind: "reset" | "append" | "prepend", count: number}} what was done since `version` was told last */
+    /**
+     * @type {{kind: "reset" | "append" | "prepend", count: number}} the change since the last delivery of `version`
+     */
     this.change = { kind: "reset", count: 0 };
-    /** The window ends where the log does, and follows it. */
+    /** Whether the window ends at the end of the log and follows it. */
     this.isLive = signal(false);
-    /** There is nothing before the window. */
+    /** Whether the log has no events before the window. */
     this.atStart = false;
-    /** The seq of the last event there is, as far as it is known. */
+    /** The highest seq of the log that this reader knows of. */
     this.head = 0;
-    /** @type {{value: {first: number, last: number} | null, subscribe: any}} what retention took */
+    /**
+     * @type {{value: {first: number, last: number} | null, subscribe: any}} the seqs that retention deleted
+     */
     this.gap = signal(null);
-    /** @type {{value: Problem | null, subscribe: any}} why it cannot be read */
+    /** @type {{value: Problem | null, subscribe: any}} why the log cannot be read */
     this.problem = signal(null);
     this.isReading = signal(false);
 
@@ -55,7 +66,7 @@ export class SessionLog {
     this._isOver = false;
     this._isOpen = false;
     this._mustReadUp = false;
-    /** @type {any[]} live ones that wait */
+    /** @type {any[]} waiting live events */
     this._pending = [];
     /** @type {Promise<any>} the end of the queue */
     this._queue = Promise.resolve();
@@ -80,7 +91,7 @@ export class SessionLog {
     return this.events.length ? this.events[this.events.length - 1].seq : 0;
   }
 
-  /** The last events, and from then on live. */
+  /** Read the last events, then follow the log live. */
   open() {
     this._isOpen = true;
     return this._do(() => this._readTail());
@@ -92,13 +103,14 @@ export class SessionLog {
     });
   }
 
-  /** One page more before the window. */
+  /** Read one more page before the window. */
   older() {
     return this._do(async () => {
       if (this.atStart || !this.events.length) return;
       const page = await this._page({ before: this.events[0].cursor });
       this._noteStart(page);
-      // Nothing may have come in between but what is older: the window begins right after these, or they are not ours.
+      // The page must end right before the window. Otherwise its events do not continue the window,
+      // and the window counts as the start of the log.
       const events = page.events.filter((event) => event.seq < this.first);
       if (!events.length || events[events.length - 1].seq !== this.first - 1) {
         this.atStart = true;
@@ -115,7 +127,7 @@ export class SessionLog {
     });
   }
 
-  /** One page more after the window, if it does not follow already. */
+  /** Read one more page after the window, unless it is live. */
   newer() {
     return this._do(async () => {
       if (!this.isLive.value) await this._readOn();
@@ -123,7 +135,7 @@ export class SessionLog {
   }
 
   /**
-   * The window is where this event is, if it is kept at all.
+   * Move the window to this event, if the log still has it.
    * @param {number} seq
    */
   jump(seq) {
@@ -145,7 +157,7 @@ export class SessionLog {
     this._pending = [];
   }
 
-  // -- what comes by itself -----------------------------------------------------------------------------------------
+  // -- live events --------------------------------------------------------------------------------
 
   /** @param {any[]} events of all sessions */
   _hear(events) {
@@ -168,20 +180,20 @@ export class SessionLog {
   }
 
   _pump() {
-    if (this._queued) return; // Whoever is at it looks again at the end.
+    if (this._queued) return; // The running job appends them when it ends.
     if (!this._mustReadUp) {
-      // The usual case, without a turn of the loop: the next ones, right after what is there.
+      // The usual case, without a turn of the event loop: the next events, right after the window.
       this._append();
       if (!this._pending.length) return;
     }
-    this._do(async () => {}).catch(() => {}); // Its problem is shown; it is tried again at the next begin.
+    this._do(async () => {}).catch(() => {}); // The problem is shown. The next start of the stream retries.
   }
 
-  /** Takes what waits, as far as it goes on where the window ends. What is left is after a hole. */
+  /** Append the waiting events that continue the window. The rest comes after a hole. */
   _append() {
     const pending = this._pending;
     this._pending = [];
-    if (!this.isLive.value) return; // Somebody reads elsewhere: these are read when they are scrolled to.
+    if (!this.isLive.value) return; // The user reads elsewhere. These events are read when the user scrolls to them.
     /** @type {any[]} */
     const more = [];
     let last = this.last;
@@ -197,7 +209,7 @@ export class SessionLog {
     this._add(more);
   }
 
-  /** After everything that was done: what is missing, and what waits. */
+  /** After each job: read what is missing, then append what waits. */
   async _catchUp() {
     while (!this._isOver && (this._mustReadUp || this._pending.length)) {
       if (this._mustReadUp) {
@@ -209,16 +221,17 @@ export class SessionLog {
     }
   }
 
-  // -- reading ------------------------------------------------------------------------------------------------------
+  // -- reading ------------------------------------------------------------------------------------
 
   async _readTail() {
-    // What comes from now on waits, so that between this page and the first live one there can be no hole unseen.
+    // Events that arrive from now on wait. So a hole between this page and the first live event is
+    // always seen.
     const page = await this._page({ before: END, limit: OPENED_WITH });
     this._noteStart(page);
     this._reset(page.events, true);
   }
 
-  /** From a live window's end to the head. */
+  /** Read from the end of a live window to the head. */
   async _readUp() {
     if (!this.events.length) return this._readTail();
     for (let page; ; ) {
@@ -231,7 +244,7 @@ export class SessionLog {
     }
   }
 
-  /** One page after a window that is not live. */
+  /** Read one page after a window that is not live. */
   async _readOn() {
     const page = await this._after();
     if (!page) return;
@@ -243,7 +256,10 @@ export class SessionLog {
     this._dropOldest();
   }
 
-  /** The page after the window; null: the store's history is another one now, and the window was read anew. */
+  /**
+   * Read the page after the window. Returns null if the store has another history now; the window
+   * was then read again from the start.
+   */
   async _after() {
     try {
       return await this._page({ after: this.events.length ? this.events[this.events.length - 1].cursor : "0" });
@@ -267,7 +283,7 @@ export class SessionLog {
     return page;
   }
 
-  // -- the window ---------------------------------------------------------------------------------------------------
+  // -- the window ---------------------------------------------------------------------------------
 
   /**
    * @param {any[]} events
@@ -303,12 +319,12 @@ export class SessionLog {
     if (first > 1) this._setGap(first - 1);
   }
 
-  /** @param {any} page after which there may be nothing */
+  /** @param {any} page that may be the last one */
   _noteEnd(page) {
     if (this.last >= seqOf(page.head)) this.isLive.value = true;
   }
 
-  /** @param {number} last the last one that retention took */
+  /** @param {number} last the last seq that retention deleted */
   _setGap(last) {
     if (last > (this.gap.value?.last ?? 0)) this.gap.value = { first: 1, last };
     if (this.events.length && this.first <= last + 1) this.atStart = true;
@@ -327,7 +343,7 @@ export class SessionLog {
   }
 
   /**
-   * One after another. A problem is shown, and thrown to whoever has asked.
+   * Run jobs one after the other. A problem is shown, and thrown to the caller.
    * @param {() => Promise<any>} work
    */
   _do(work) {

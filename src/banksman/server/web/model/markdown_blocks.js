@@ -1,9 +1,9 @@
-// Markdown as blocks: headings, paragraphs, lists, tables, quotes, code. Text in, a plain tree out.
+// Parse Markdown into blocks: headings, paragraphs, lists, tables, quotes, code. Text in, tree out.
 //
-// It reads what agents write, which is a part of CommonMark with GitHub's tables, and it is meant to be safe before it
-// is complete: nothing is HTML (a tag is text), each line is looked at once per level of nesting, and there are at most
-// NESTED_MAX levels, beyond which marks are text. Every top-level block keeps its source (`raw`), so that a text that
-// grows is drawn again only where it grew.
+// The parser covers the Markdown that agents write: a part of CommonMark, with GitHub's tables.
+// Safety comes before completeness. Nothing is HTML (a tag is text). Each line is read once per
+// level of nesting. There are at most NESTED_MAX levels; deeper marks are text. Every top-level
+// block keeps its source (`raw`), so that a growing text is redrawn only where it grew.
 // @ts-check
 
 import { inline } from "./markdown_inline.js";
@@ -18,14 +18,14 @@ import { inline } from "./markdown_inline.js";
  */
 
 export const NESTED_MAX = 8;
-/** A table that is wider is no table. */
+/** A wider table is not parsed as a table. */
 const COLUMNS_MAX = 64;
 const FENCE = /^ {0,3}(`{3,}|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:[ \t]|$)/;
 const QUOTE = /^ {0,3}>/;
 const DELIMITER = /^[\s|:-]+$/;
-/** Longer than any mark is: only so much of a line is tried against a pattern. */
+/** Longer than any mark: patterns are tried against at most this much of a line. */
 const MARK_CHARACTERS_MAX = 400;
 
 /**
@@ -104,7 +104,8 @@ class Blocks {
     let text = line.trim().slice(level).trim();
     let end = text.length;
     while (end > 0 && text[end - 1] === "#") end -= 1;
-    // Closing marks stand apart; those that do not are of the text, as in "C#".
+    // A space separates closing marks from the text. Without it they belong to the text, as in
+    // "C#".
     if (end < text.length && (end === 0 || text[end - 1] === " ")) text = text.slice(0, end).trimEnd();
     return { type: "heading", level, children: inline(text) };
   }
@@ -180,14 +181,15 @@ class Blocks {
         continue;
       }
       const depth = indentOf(line, indent);
-      // Agents often indent what belongs to "1. …" by two; any indent beyond the mark is taken.
+      // Agents often indent the content of "1. …" by two. Any indent beyond the mark is accepted.
       const isInside = depth >= Math.min(indent, found[1].length + 2);
       if (!isInside && (blanks || startsBlock(line))) break;
       if (blanks) isLoose = true;
       for (; blanks; blanks -= 1) lines.push("");
       lines.push(unindented(line, indent));
     }
-    // A blank line before the next item makes the list loose; one after the last does not.
+    // A blank line before the next item makes the list loose. A blank line after the last item does
+    // not.
     if (blanks && this.at < this.lines.length && ITEM.test(this.lines[this.at].slice(0, MARK_CHARACTERS_MAX)))
       isLoose = true;
     return { lines, isLoose };
@@ -255,7 +257,8 @@ class Blocks {
 }
 
 /**
- * Three or more of one mark, and nothing else but spaces. By hand: as a pattern it would be tried in too many ways.
+ * Three or more of one mark, and nothing else but spaces. A hand-written loop, because a regular
+ * expression would backtrack too much.
  * @param {string} line
  */
 function isRule(line) {
@@ -288,7 +291,8 @@ function isFenceEnd(line, fence) {
 }
 
 /**
- * The cells of a row. A bar inside of code or after a backslash is none, as GitHub has it for the latter.
+ * Split a row into cells. A bar inside of code or after a backslash does not separate cells; the
+ * backslash rule is GitHub's.
  * @param {string} row
  */
 function cells(row) {
@@ -314,7 +318,7 @@ function isBlank(line) {
 }
 
 /**
- * How far a line is indented, looked at up to `most`.
+ * The indent of a line, counted up to `most`.
  * @param {string} line
  * @param {number} most
  */

@@ -1,8 +1,9 @@
-// Markdown inside a line: code, emphasis, links. Text in, a plain tree out; nothing here knows of a document.
+// Parse Markdown inside a line: code, emphasis, links. Text in, tree out, without a document.
 //
-// Linear, whatever is given: one pass from left to right. A run of backticks looks for its end in a table of all runs,
-// not in the text; what could be an opener is kept on a stack of at most OPEN_MAX; the address of a link is given up at
-// the first thing that no address has. What does not fit the grammar is text, so every input has an answer.
+// The parser is linear for any input: one pass from left to right. A run of backticks finds its end
+// in a table of all runs, not in the text. Possible openers are on a stack of at most OPEN_MAX. A
+// link URL is given up at the first character that no URL has. Input that does not fit the grammar
+// is text, so every input has a result.
 // @ts-check
 
 /**
@@ -10,7 +11,7 @@
  *   | {type: "link", href: string, children: Inline[], isImage: boolean}} Inline
  */
 
-/** Openers that wait for their end. Nobody writes more; whoever does gets the rest as text. */
+/** Openers that wait for their end. Real texts stay below this; further openers become text. */
 const OPEN_MAX = 32;
 const ADDRESS_CHARACTERS_MAX = 2048;
 const SPECIAL = /[\\`*_~[\]!<&\nhm]/g;
@@ -24,7 +25,7 @@ const ENTITIES = new Map([
 ]);
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const WORD = /[\p{L}\p{N}]/u;
-/** After what an underscore may begin an emphasis. */
+/** The characters after which an underscore may begin an emphasis. */
 const BEFORE_UNDERSCORE = /[\s([{"'*~\u2013\u2014>]/;
 const ADDRESS = /^(?:https?:\/\/|mailto:)[^\s]/i;
 
@@ -37,7 +38,7 @@ export function inline(text) {
 }
 
 /**
- * Whether an address may be followed: only what a browser opens and does not run.
+ * Whether a link may lead to this URL: only schemes that a browser opens and does not run.
  * @param {string} address
  */
 export function isSafe(address) {
@@ -49,10 +50,13 @@ class Line {
   constructor(text) {
     this.text = text;
     this.at = 0;
-    /** The level that is being filled, and those around it. @type {{mark: string, from: number, children: Inline[]}[]} */
+    /**
+     * The current level and the levels around it.
+     * @type {{mark: string, from: number, children: Inline[]}[]}
+     */
     this.levels = [{ mark: "", from: 0, children: [] }];
     this.plain = "";
-    /** Where runs of backticks begin, by length; made when the first one is met. @type {Runs|null} */
+    /** Where runs of backticks begin, by length. Built at the first backtick. @type {Runs|null} */
     this.runs = null;
   }
 
@@ -67,7 +71,7 @@ class Line {
       this.at = next;
       if (found) this.#special(found[0]);
     }
-    // What was opened and never closed was text.
+    // An opener that was never closed is text.
     while (this.levels.length > 1) this.#unopen();
     this.#flush();
     return this.levels[0].children;
@@ -143,7 +147,8 @@ class Line {
     const length = end - this.at;
     this.runs ??= backtickRuns(text);
     const runs = /** @type {{starts: number[], next: number}} */ (this.runs.get(length));
-    // Each run is looked at once: those before here are passed for good, so the whole search is linear.
+    // Each run is visited once. Runs before this position are never needed again, so the search is
+    // linear.
     while (runs.next < runs.starts.length && runs.starts[runs.next] < end) runs.next += 1;
     const close = runs.starts[runs.next];
     if (close === undefined) return this.#literal(length);
@@ -164,7 +169,8 @@ class Line {
     const after = text[end] ?? " ";
     const opens = !isSpace(after);
     const closes = !isSpace(before);
-    // snake_case_words are words, and so is module.__init__: stricter than CommonMark, since agents say names all day.
+    // snake_case_words and module.__init__ are words. This is stricter than CommonMark, because
+    // agents write names all the time.
     if (character === "_" && WORD.test(after) && !BEFORE_UNDERSCORE.test(before)) return this.#literal(length);
     if (closes && this.#close(character.repeat(length))) return;
     if (closes && length === 3 && this.#closeBoth(character)) return;
@@ -183,7 +189,7 @@ class Line {
     this.at += length;
   }
 
-  /** The innermost level was none: its mark and what is in it belong to the one around it. */
+  /** Undo the innermost level: its mark and its content belong to the level around it. */
   #unopen() {
     this.#flush();
     const level = /** @type {any} */ (this.levels.pop());
@@ -197,7 +203,7 @@ class Line {
 
   /**
    * @param {string} mark
-   * @returns {boolean} whether there was one to close
+   * @returns {boolean} whether there was an opener to close
    */
   #close(mark) {
     const place = this.levels.findLastIndex((level) => level.mark === mark);
@@ -213,7 +219,7 @@ class Line {
   }
 
   /**
-   * `*one **two***`: three marks may end two that were opened apart.
+   * `*one **two***`: three marks may close two separate openers.
    * @param {string} character
    */
   #closeBoth(character) {
@@ -259,7 +265,7 @@ class Line {
     this.#literal(1);
   }
 
-  /** An address that stands in the text as it is. */
+  /** A bare URL in the text. */
   #bare() {
     const { text } = this;
     const isBegun = WORD.test(text[this.at - 1] ?? " ");
@@ -267,7 +273,7 @@ class Line {
     const slice = text.slice(this.at, this.at + ADDRESS_CHARACTERS_MAX);
     const stop = slice.search(/[\s<>"`|\\^{}[\]*]/);
     let href = stop < 0 ? slice : slice.slice(0, stop);
-    // What ends a sentence, or a bracket around it, is not of the address.
+    // Punctuation at the end of a sentence, or a bracket around the URL, is not part of it.
     href = withoutTail(href);
     if (!ADDRESS.test(href)) return this.#literal(1);
     this.at += href.length;

@@ -1,10 +1,10 @@
-// What happened beside the conversation, in words: processes, settings, what was lost. One short sentence each; events
-// that say nothing to a person have none.
+// Describe events beside the conversation in words: processes, settings, losses. One short sentence
+// each. Events that do not matter to a user get no note.
 // @ts-check
 
 /** @typedef {{icon: string, tone: "soft"|"warn"|"bad", text: string, detail?: string}} Note */
 
-/** The rungs of the stop ladder, as a person would say them. */
+/** The rungs of the stop ladder in words. */
 const RUNGS = new Map([
   ["eof", "its input was closed"],
   ["term", "TERM was sent to it"],
@@ -35,12 +35,12 @@ const WORDS = new Map(
     "session.recovered": ({ unknown = [], queued = [], swept = [] }) => ({
       icon: "warning",
       tone: "warn",
-      text: `The host had died. ${count(unknown.length, "turn")} of unknown outcome, ${count(queued.length, "ask")} still waiting, ${count(swept.length, "process", "processes")} cleaned up.`,
+      text: `The host died. ${count(unknown.length, "turn")} of unknown outcome, ${count(queued.length, "ask")} still waiting, ${count(swept.length, "process", "processes")} cleaned up.`,
     }),
     "session.context_lost": ({ error }) => ({
       icon: "warning",
       tone: "warn",
-      text: "The agent has lost the conversation and starts a new one.",
+      text: "The agent lost the conversation and starts a new one.",
       detail: error,
     }),
     "session.context_restored": ({ missing }) =>
@@ -65,7 +65,7 @@ const WORDS = new Map(
     "process.exited": ({ process, code, signal }) =>
       soft("process", `Process ${process} ended, ${exit(code, signal)}.`),
     "process.stopped": ({ process, ladder = [] }) =>
-      soft("process", `Process ${process} was stopped: ${ladder.map(rung).join(", then ") || "at once"}.`),
+      soft("process", `Process ${process} was stopped: ${ladder.map(rung).join(", then ") || "immediately"}.`),
     "process.swept": ({ swept = [], survivors = [] }) =>
       survivors.length
         ? {

@@ -1,18 +1,21 @@
-// What was sent to a session and not answered yet, with the key it was sent with.
+// Asks that were sent to a session and have no response yet, each with its idempotency key.
 //
-// Who sends something again under another key asks twice. So a key is kept with its prompt until there is an answer, or
-// the log tells of the key: in this tab's storage, so that a reload sends the same, and in memory, which has room for
-// every picture. If the storage has none, the words are kept without the prompt: it cannot be sent again then after a
-// reload, only be looked for in the log.
+// A retry under another key would be a second ask. So the key stays with its prompt until a
+// response arrives or the log shows the key. The outbox is in the storage of this tab, so that a
+// reload sends the same ask, and in memory, which has room for every picture. If the storage is
+// full, only the text is kept, without the prompt. After a reload such an ask cannot be sent again,
+// only looked up in the log.
 // @ts-check
 
-/** @typedef {{key: string, text: string, images: any[], prompt: string|object[]|null, priority: string,
- *   onBusy: string}} Ask `prompt` null: its pictures could not be kept, and it cannot be sent again */
+/**
+ * @typedef {{key: string, text: string, images: any[], prompt: string|object[]|null, priority: string,
+ *   onBusy: string}} Ask `prompt` null: the storage had no room for its pictures; it cannot be sent again
+ */
 
 const PREFIX = "banksman.sent.";
 
 export class Outbox {
-  /** @param {() => Storage} storage which may throw, where a browser keeps nothing */
+  /** @param {() => Storage} storage may throw if the browser has no storage */
   constructor(storage) {
     this.storage = storage;
     /** @type {Map<string, Ask[]>} by session */
@@ -20,7 +23,7 @@ export class Outbox {
   }
 
   /**
-   * In the order in which they were sent.
+   * The asks of a session, in the order in which they were sent.
    * @param {string} session
    * @returns {Ask[]}
    */
@@ -35,7 +38,7 @@ export class Outbox {
   /**
    * @param {string} session
    * @param {Ask} ask
-   * @returns {boolean} whether a reload would find all of it
+   * @returns {boolean} whether a reload would find the complete ask
    */
   add(session, ask) {
     this.bySession.set(session, [...this.of(session), ask]);
@@ -55,7 +58,7 @@ export class Outbox {
   }
 
   /**
-   * The log has them.
+   * Remove the asks that the log shows.
    * @param {string} session
    * @param {any[]} events
    */
@@ -87,7 +90,7 @@ export class Outbox {
         else this.storage().removeItem(PREFIX + session);
         return kept === asks;
       } catch {
-        // Too much for it, or a browser that keeps nothing.
+        // The storage is full, or the browser has none.
       }
     }
     return false;

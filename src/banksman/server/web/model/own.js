@@ -1,8 +1,10 @@
-// All own events of a session (what was asked, started, interrupted, answered…), without what the agent has said.
+// All of Banksman's own events of a session (asked, started, interrupted, answered…), without
+// frames.
 //
-// The newest are there first, and older ones are filled in from behind, so that a long session shows at once. Their
-// seqs have holes, since the frames between them are left out, so that nothing missing can be seen here. What makes it
-// right is the feed's rule: at each begin the pages after the last one are read, and what comes live meanwhile waits.
+// The newest events are read first, then older ones, so that a long session appears immediately.
+// The seqs have holes, because the frames between the events are left out. So a missing event
+// cannot be seen here. The rule of the feed makes the list complete: at each start of a stream the
+// pages after the last event are read, and live events wait until then.
 // @ts-check
 import { get as getPage, Problem } from "../net/api.js";
 import { feed as theFeed } from "../net/feed.js";
@@ -10,20 +12,20 @@ import { isOwn } from "./kinds.js";
 import { Gone, Patience } from "./reading.js";
 import { signal } from "./signal.js";
 
-/** Beyond it the oldest are left out: nobody sees ten thousand turns in one picture. */
+/** Beyond this the oldest events are left out. One picture cannot show ten thousand turns. */
 export const OWN_MAX = 20_000;
 const PAGE = 1000;
 
 export class OwnEvents {
   /**
    * @param {string} id
-   * @param {{get?: typeof getPage, feed?: typeof theFeed}} [given] for tests
+   * @param {{get?: typeof getPage, feed?: typeof theFeed}} [given] replaced by tests
    */
   constructor(id, { get = getPage, feed = theFeed } = {}) {
     this.id = id;
     /** @type {{value: any[], subscribe: any}} oldest first */
     this.events = signal([]);
-    /** All that is kept is there, or OWN_MAX of it. */
+    /** Whether every event that the log has is here, or OWN_MAX of them. */
     this.isComplete = signal(false);
     /** @type {{value: Problem | null, subscribe: any}} */
     this.problem = signal(null);
@@ -32,7 +34,9 @@ export class OwnEvents {
     this._isOver = false;
     /** @type {any[]} */
     this._pending = [];
-    /** @type {string | null} Up to here all is read: behind the last own event there may be very many frames. */
+    /**
+     * @type {string | null} The log is read up to this cursor. Very many frames may follow the last own event.
+     */
     this._place = null;
     this._mustReadUp = true;
     this._isReading = false;
@@ -58,7 +62,7 @@ export class OwnEvents {
     const ours = events.filter((event) => event.session === this.id && isOwn(event));
     if (!ours.length) return;
     this._pending.push(...ours);
-    // The log keeps them: too many are read again instead.
+    // Too many wait. Drop them and read them again: the log keeps them.
     if (this._pending.length > OWN_MAX) {
       this._pending = [];
       this._mustReadUp = true;
@@ -72,7 +76,7 @@ export class OwnEvents {
     this._append(pending);
   }
 
-  /** @param {any[]} events in order, of which we may have some already */
+  /** @param {any[]} events in order; some may be here already */
   _append(events) {
     const all = this.events.value;
     let begin = all.length;
@@ -120,7 +124,7 @@ export class OwnEvents {
       }
     } catch (error) {
       if (!(error instanceof Problem) || error.status !== 410) throw error;
-      // The store's history is another one: from the beginning.
+      // The store has another history now. Start from the beginning.
       this.events.value = [];
       this._place = null;
       this.isComplete.value = false;

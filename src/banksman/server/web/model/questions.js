@@ -1,8 +1,9 @@
-// Which questions are open, what may be answered, and what a form for it has to ask. Pure.
+// Which questions are open, which answers are possible, and which fields a form needs. Pure.
 //
-// A question is open from its `question.asked` to its `question.answered`. What may be answered depends on what is
-// wanted: a permission has the options that the agent offers, or the usual three; what a user is to enter (an
-// elicitation, or the questions of a tool that asks) is a form, and yes or no to that.
+// A question is open from its `question.asked` to its `question.answered`. The possible answers
+// depend on the question. A permission has the options that the agent offers, or the usual three.
+// An input (an elicitation, or the questions of a tool that asks the user) has a form, with accept
+// and decline.
 
 import { objectOf, textOf } from "./words.js";
 
@@ -13,7 +14,7 @@ import { objectOf, textOf } from "./words.js";
  *   options: {value: any, label: string, help: string}[], initial: any, limits: Record<string, any>}} Field */
 
 /**
- * @param {any[]} events our own, of one session, in order
+ * @param {any[]} events own events of one session, in order
  * @returns {{open: any[], answered: Map<string, any>}}
  */
 export function fold(events) {
@@ -59,7 +60,7 @@ const USUAL = [
 ];
 
 /**
- * What may be answered, in the order in which it is shown.
+ * The possible answers, in display order.
  * @returns {Choice[]}
  */
 export function choicesOf(question) {
@@ -80,12 +81,12 @@ export function choicesOf(question) {
     allows: !textOf(each.kind).startsWith("reject"),
     isLasting: textOf(each.kind).endsWith("_always"),
   }));
-  // There must be a way to say no, also where the agent has forgotten to offer one.
+  // The user must be able to refuse, even if the agent offered no option for it.
   if (choices.every((each) => each.allows)) choices.push(USUAL[2]);
   return choices;
 }
 
-/** The choice that a key means: a and d the plain yes and no, a digit its place. */
+/** The choice of a key: `a` and `d` are the plain yes and no, a digit is a place in the list. */
 export function choiceFor(key, choices) {
   if (/^[1-9]$/u.test(key)) return choices[Number(key) - 1] ?? null;
   if (key !== "a" && key !== "d") return null;
@@ -100,8 +101,8 @@ export function keysOf(choice, choices) {
   return [letter, place <= 9 ? String(place) : undefined].filter(Boolean);
 }
 
-// -- forms ------------------------------------------------------------------------------------------------------------
-/** What is to be entered; null: nothing, it is a yes or a no. @returns {Field[]|null} */
+// -- forms ----------------------------------------------------------------------------------------
+/** The fields to fill in. null: none, the question is a yes or a no. @returns {Field[]|null} */
 export function fieldsOf(question) {
   const { details = {}, input = {} } = question;
   if (isAskingTool(question))
@@ -115,7 +116,7 @@ export function fieldsOf(question) {
   return properties.map(([name, each]) => field(name, objectOf(each), required.has(name)));
 }
 
-/** A tool whose use *is* the question: it is allowed with the answers in its input. */
+/** Whether the use of the tool *is* the question. It is allowed with the answers in its input. */
 export function isAskingTool(question) {
   return (
     question.wants === "permission" && question.tool === "AskUserQuestion" && Array.isArray(question.input?.questions)
@@ -182,7 +183,10 @@ function optionsOf(schema) {
   return schema.enum.map((value, index) => ({ value, label: textOf(schema.enumNames?.[index] ?? value), help: "" }));
 }
 
-/** What was entered, as the answer carries it: `content` of an elicitation, or the tool's input with the answers. */
+/**
+ * The entered values in the form that the answer needs: `content` of an elicitation, or the tool's
+ * input with the answers.
+ */
 export function entered(question, values) {
   if (!isAskingTool(question)) return { content: values };
   const answers = Object.fromEntries(
@@ -191,23 +195,23 @@ export function entered(question, values) {
   return { updatedInput: { ...question.input, answers } };
 }
 
-// -- words ------------------------------------------------------------------------------------------------------------
+// -- words ----------------------------------------------------------------------------------------
 export function titleOf(question) {
   const { details = {}, tool, wants } = question;
   if (wants === "elicitation") return `${tool ? `${tool} asks` : "The agent asks"}`;
   if (isAskingTool(question)) return "The agent asks";
   const shown = textOf(details.display_name);
-  // A name for people is the tool's own choice: the real one stands beside it.
-  return `May it use ${shown && tool && shown !== tool ? `${shown} (${tool})` : shown || tool || "this tool"}?`;
+  // The agent chooses the display name of a tool. The real name is shown beside it.
+  return `May the agent use ${shown && tool && shown !== tool ? `${shown} (${tool})` : shown || tool || "this tool"}?`;
 }
 
-/** Whether the input says in words what it does, beside what it does. */
+/** Whether the input has a description in words beside its content. */
 export function hasDescription(question) {
   const { input = {} } = question;
   return typeof input.description === "string" && Object.keys(input).length > 1;
 }
 
-/** What is said about it beside the input: a message, a reason, a title. */
+/** The text around the input: a message, a reason, a title. */
 export function saidAbout(question) {
   const { details = {}, input = {} } = question;
   const words = hasDescription(question) ? input.description : null;
@@ -234,7 +238,7 @@ const BY = {
   store: "because the log failed",
 };
 
-/** What became of a question that somebody here was looking at. */
+/** Describe the answer of a question that was visible here. */
 export function answeredText(answered) {
   const word =
     { allow: "allowed", deny: "denied", cancelled: "cancelled", withdrawn: "withdrawn" }[answered.answer] ??

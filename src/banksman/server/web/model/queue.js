@@ -1,9 +1,9 @@
-// Who has the agent and who waits, in the order in which they will be served. Pure.
+// The turn that has the agent and the asks that wait, in the order of service. Pure.
 //
-// The server says who waits, in the order of acceptance; served is the more urgent first, and within a class the first
-// one. What somebody has just done here is shown before the server has said so (`wishes`): a cancel hides, a move
-// moves. A wish is dropped as soon as the server's list has another version of it, so what is shown is never older than
-// that.
+// The server lists the waiting asks in the order of acceptance. The more urgent class is served
+// first, and within a class the first one. The user's own changes (`wishes`) are shown before the
+// server confirms them: a cancel hides a row, a move moves it. A wish is dropped as soon as the
+// server's list has another version, so the display is never older than that list.
 
 import { classOf, promptText } from "./words.js";
 
@@ -27,11 +27,14 @@ export function rowsOf(session, known, wishes = { cancelled: new Set(), moved: [
   }));
   let shown = rows.filter((row) => !wishes.cancelled.has(row.turn));
   for (const { turn, before } of wishes.moved) shown = moved(shown, turn, before);
-  // A stable sort: within a class the order is the server's.
+  // The sort is stable: within a class the server's order stays.
   return shown.sort((one, other) => other.priority - one.priority);
 }
 
-/** One before another of its class; before null: to the head of it. Anything else changes nothing. */
+/**
+ * Move a row before another row of its class. `before` null: to the head of the class. Any other
+ * target changes nothing.
+ */
 export function moved(rows, turn, before) {
   const row = rows.find((each) => each.turn === turn);
   if (row === undefined) return [...rows];
@@ -41,7 +44,7 @@ export function moved(rows, turn, before) {
   return [...rest.slice(0, place), row, ...rest.slice(place)];
 }
 
-/** Where a move up of one would put it: before whom; undefined: it is the first of its class. */
+/** The row that a move up by one passes. undefined: the row is the first of its class. */
 export function above(rows, turn) {
   const index = rows.findIndex((each) => each.turn === turn);
   const other = rows[index - 1];

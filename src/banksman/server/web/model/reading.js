@@ -1,7 +1,8 @@
-// Reading that must succeed in the end: what a model lacks is read until it is there, or nobody wants it any more.
+// Retry a read until it succeeds or until its caller stops it.
 //
-// A page that cannot be read is tried again after a pause that grows, and at once when a stream begins, which is the
-// sign that the server is there. What the server refuses (404, 422) is not tried again until then either: it is shown.
+// A failed read is retried after a growing pause, and immediately when a stream starts, because the
+// server is then reachable. A read that the server refuses (404, 422) is shown, and is retried only
+// when a stream starts.
 // @ts-check
 import { Problem, Unreachable } from "../net/api.js";
 
@@ -15,17 +16,19 @@ export class Patience {
     this.pauseMilliseconds = PAUSE_MILLISECONDS_FIRST;
     this._isOver = false;
     this._wakes = 0;
-    /** @type {Set<() => void>} Of those who wait. Several may, for different things. */
+    /**
+     * @type {Set<() => void>} The wake functions of the sleeping callers. Several may sleep at the same time.
+     */
     this._waiting = new Set();
   }
 
-  /** Nobody wants it any more: whoever waits here gets `Gone`. */
+  /** Stop all reads. A waiting caller gets `Gone`. */
   stop() {
     this._isOver = true;
     for (const wake of [...this._waiting]) wake();
   }
 
-  /** The server is there. */
+  /** The server is reachable: retry now. */
   wake() {
     this._wakes += 1;
     for (const wake of [...this._waiting]) wake();
@@ -34,7 +37,7 @@ export class Patience {
   /**
    * @template T
    * @param {() => Promise<T>} read
-   * @param {(problem: Problem | null) => void} tell why it is not there yet; null: it is
+   * @param {(problem: Problem | null) => void} tell reports why the read has not succeeded; null: it has
    * @returns {Promise<T>}
    */
   async until(read, tell) {
@@ -51,7 +54,7 @@ export class Patience {
         if (this._isOver) throw new Gone();
         tell(error);
       }
-      // What was on its way when the server came back may have failed for what was before.
+      // A read that was in flight when the server came back may have failed for the old reason.
       if (this._wakes === wakes) await this._sleep(pause);
     }
   }
@@ -73,7 +76,7 @@ export class Patience {
 }
 
 /**
- * Said by the server itself about what was asked: another try gets the same.
+ * Whether the server itself refused this request. A retry gets the same response.
  * @param {Problem} problem
  */
 function isFinal(problem) {

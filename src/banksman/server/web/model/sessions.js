@@ -1,11 +1,12 @@
-// All sessions, as the server shows them.
+// All sessions, as the server lists them.
 //
-// The list is read at each begin of a stream. After that a session is read again when an own event of it comes: at
-// once, and once more if another came meanwhile, so that a burst costs two requests and needs no timer. Only one read
-// of each is on its way, and none while the list is: no answer can be overtaken by an older one.
+// The list is read at each start of a stream. After that, each own event of a session triggers a
+// read of that session: one immediately, and one more if another event arrived in between. So a
+// burst costs two requests and needs no timer. Each session has at most one read in flight, and
+// none while the list is being read. So an older response cannot overtake a newer one.
 //
-// Some of what is shown follows from time alone (nothing was heard for a minute: wedged), so that the list is also read
-// now and then while somebody looks.
+// Parts of the list depend on time alone (no output for a minute: wedged). So the list is also read
+// periodically while the page is visible.
 // @ts-check
 import { get as getOne, Problem } from "../net/api.js";
 import { feed as theFeed } from "../net/feed.js";
@@ -14,27 +15,27 @@ import { Gone, Patience } from "./reading.js";
 import { derived, signal } from "./signal.js";
 
 const TOGETHER_MAX = 4;
-/** More sessions than this that have changed at once: the list costs less. */
+/** If more sessions than this have changed, reading the whole list costs less. */
 const SINGLE_MAX = 20;
 const LOOK_MILLISECONDS = 20_000;
-/** More than anybody looks at; the server shows a thousand at a time. */
+/** More than a user reads. The server returns a thousand sessions per page. */
 const PAGES_MAX = 10;
 
 export class Sessions {
-  /** @param {{get?: typeof getOne, feed?: typeof theFeed}} [given] for tests */
+  /** @param {{get?: typeof getOne, feed?: typeof theFeed}} [given] replaced by tests */
   constructor({ get = getOne, feed = theFeed } = {}) {
     /** @type {{value: any[], subscribe: any}} oldest first */
     this.list = signal([]);
-    /** How many wait for an answer of a person. */
+    /** The number of sessions with an open question. */
     this.questions = derived([this.list], (all) => all.filter((one) => one.state === "asks").length);
-    /** The list was read at least once: until then an empty one means nothing. */
+    /** Whether the list was read at least once. Until then an empty list means nothing. */
     this.isKnown = signal(false);
     /** @type {{value: Problem | null, subscribe: any}} */
     this.problem = signal(null);
     this._get = get;
     this._feed = feed;
     this._patience = new Patience();
-    /** @type {Set<string>} have changed since they were read */
+    /** @type {Set<string>} sessions that have changed since they were read */
     this._changed = new Set();
     this._mustList = false;
     this._isReading = false;
@@ -48,7 +49,7 @@ export class Sessions {
       this._feed.on((events) => this._hear(events)),
       this._feed.onBegin(({ isContinued }) => {
         this._patience.wake();
-        // A stream that went on where it was has told of every change.
+        // A stream that resumed from its position has reported every change.
         if (!isContinued || !this.isKnown.value) this.refresh();
       }),
     ];
@@ -69,7 +70,7 @@ export class Sessions {
     return this.list.value.find((one) => one.id === id) ?? null;
   }
 
-  /** Reads the whole list again. */
+  /** Read the whole list again. */
   refresh() {
     this._mustList = true;
     this._pump();
@@ -117,7 +118,7 @@ export class Sessions {
     for (const id of ids) this._changed.delete(id);
     const found = await Promise.all(
       ids.map((id) => this._read(`v1/sessions/${encodeURIComponent(id)}`).catch((error) => {
-        if (error instanceof Problem && error.status === 404) return null; // It was deleted.
+        if (error instanceof Problem && error.status === 404) return null; // The session was deleted.
         throw error;
       })),
     );

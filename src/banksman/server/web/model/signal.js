@@ -1,15 +1,16 @@
-// Values that tell who looks at them when they change.
+// Observable values: signals, derived values and effects.
 //
-// Whoever subscribes is called at once, and after that once for all changes of a turn of the loop (a microtask), so
-// that ten changes in a row are drawn once. A call that fails keeps nobody else from theirs: it is reported, and the
-// rest goes on. A signal that is changed while others are told is told in the same flush, at most ROUNDS_MAX times:
-// two effects that set each other off would else hold the tab for ever.
+// A subscriber is called immediately, and then once for all changes of one turn of the event loop
+// (a microtask), so that ten changes cause one redraw. A subscriber that throws does not stop the
+// others: the error is reported. A signal that changes during a flush is delivered in the same
+// flush, for at most ROUNDS_MAX rounds. Otherwise two effects that trigger each other would block
+// the tab forever.
 // @ts-check
 
-/** More rounds than any honest chain of derived values has. */
+/** More rounds than any correct chain of derived values needs. */
 const ROUNDS_MAX = 100;
 
-/** @type {Set<Signal<any>>} Changed, and not told yet. */
+/** @type {Set<Signal<any>>} Changed and not delivered yet. */
 let changed = new Set();
 let isAwaited = false;
 
@@ -39,10 +40,11 @@ class Signal {
 
   /**
    * @param {(value: T) => void} fn
-   * @returns {() => void} ends it; calling it twice is harmless
+   * @returns {() => void} unsubscribes; a second call does nothing
    */
   subscribe(fn) {
-    // An object of its own: one function may be subscribed twice, and each ends by itself.
+    // A new object per subscription: one function may subscribe twice, and each subscription ends
+    // separately.
     const subscriber = { fn };
     this._subscribers.add(subscriber);
     safely(fn, this._value);
@@ -51,7 +53,7 @@ class Signal {
 
   _tell() {
     for (const subscriber of [...this._subscribers]) {
-      // One that was ended by one before it is not called any more.
+      // An earlier subscriber may have ended this subscription during the flush.
       if (this._subscribers.has(subscriber)) safely(subscriber.fn, this._value);
     }
   }
@@ -65,13 +67,16 @@ function tellLater(one) {
   queueMicrotask(flush);
 }
 
-/** Tells all that has changed, now. Normally the microtask does; tests and whoever must draw at once call it too. */
+/**
+ * Deliver all changes now. Normally the microtask does it. Tests call it too, and so does code that
+ * must draw immediately.
+ */
 export function flush() {
   for (let round = 0; changed.size; round += 1) {
     if (round === ROUNDS_MAX) {
       changed.clear();
       isAwaited = false;
-      throw new Error("signals set each other off without end");
+      throw new Error("cannot deliver signals: they trigger each other endlessly");
     }
     const now = changed;
     changed = new Set();
@@ -103,8 +108,8 @@ export function signal(value) {
 }
 
 /**
- * A value made of others, kept up to date after each change of one of them. It follows them for as long as they live:
- * make one for what lives as long, and not one per look.
+ * A value computed from other signals and updated after each change of them. It subscribes to them
+ * for their whole life. So create it once per signal, not once per read.
  * @template T
  * @param {Readable<any>[]} signals
  * @param {(...values: any[]) => T} fn
@@ -113,8 +118,8 @@ export function signal(value) {
 export function derived(signals, fn) {
   let seen = signals.map((one) => one.value);
   const made = new Signal(fn(...seen));
-  // Made again only where one of them is another: a list that was made anew would count as a change, and whoever reads
-  // it for having been told of a change would be told of the next.
+  // Compute again only if an input differs. A new list would count as a change. A subscriber that
+  // reads the value because of one change would then get another change.
   const again = () => {
     const now = signals.map((one) => one.value);
     if (now.every((value, index) => Object.is(value, seen[index]))) return;
@@ -123,7 +128,7 @@ export function derived(signals, fn) {
   };
   for (const one of signals) skippingFirst(one, again);
   return {
-    // Between a change and its telling nobody reads a value that is out of date.
+    // A read between a change and its delivery computes the current value.
     get value() {
       again();
       return made.value;
@@ -136,7 +141,7 @@ export function derived(signals, fn) {
 }
 
 /**
- * Calls `fn` at once with all values, and once after any of them has changed.
+ * Call `fn` immediately with all values, and once after any of them has changed.
  * @param {Readable<any>[]} signals
  * @param {(...values: any[]) => void} fn
  * @returns {() => void}
@@ -148,7 +153,7 @@ export function effect(signals, fn) {
     isDue = false;
     if (!isOver) safely(() => fn(...signals.map((one) => one.value)), undefined);
   };
-  // Two of them that change together are one change.
+  // Two inputs that change together cause one call.
   const later = () => {
     if (isDue) return;
     isDue = true;

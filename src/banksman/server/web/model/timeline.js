@@ -1,19 +1,22 @@
-// What has happened in a session, as spans of time: pure, from our own events to something that can be drawn.
+// Fold the own events of a session into spans of time that can be drawn. Pure.
 //
-// It owns no clock and no node. Events go in, in the order of the log; out come turns with their segments, the lives of
-// the processes, open questions, and marks for what happened at one moment.
+// This module has no clock and no nodes. Events go in, in the order of the log. The result is turns
+// with their segments, the lifetimes of the processes, open questions, and marks for events without
+// a duration.
 //
-// Time. An event says when it was, by the clock on the wall; and that clock may be set back. The order of the log is
-// the truth, so a step back is taken out: from there on every time is shifted, and the spans stay in order. `offset` is
-// what was added so far; what is shown to people (`at` of a mark, `clock` of a span) is what the event said.
+// Time. An event carries the wall clock time, and that clock may be set back. The order of the log
+// is authoritative, so a step back is removed: every later time is shifted, and the spans stay in
+// order. `offset` is the sum of these shifts. Users see the time of the event (`at` of a mark,
+// `clock` of a span).
 //
-// Who has the agent. An ask that was collected into another, or added to a turn that ran, has no running segment of its
-// own: it names the turn it went `into`. So the running segments are exactly the turns that the agent was given, and
-// `overlaps` counts those that began before the last one was over. That is to be none, and it is computed, not assumed.
+// The turn that has the agent. An ask that was collected into another ask, or added to a running
+// turn, has no running segment. It names that turn in `into`. So the running segments are exactly
+// the turns that the agent received. `overlaps` counts the turns that began before the previous one
+// ended. It must be zero, and it is computed, not assumed.
 //
-// A window. Retention may have taken the beginning, and a host may have died in the middle. What has no known beginning
-// begins with the first event (`isCut`); what nobody saw the end of has a segment `unknown` from the last sign of it to
-// the moment at which it was settled.
+// The window. Retention may have deleted the beginning, and a host may have died in the middle. A
+// span with an unknown beginning begins with the first event (`isCut`). A turn whose end was not
+// recorded has a segment `unknown` from its last event to the moment at which it was settled.
 
 import { TOLD, openPhase } from "./timeline_kinds.js";
 import { duration } from "./words.js";
@@ -22,7 +25,7 @@ import { duration } from "./words.js";
 /**
  * @typedef {{from: number, to: number|null, phase: "queued"|"running"|"interrupting"|"unknown", attempt: number,
  *   seq: number, clock: number, cause?: string, watchdog?: string|null}} Segment
- *   `to` null: it goes on.
+ *   `to` null: the segment is still open.
  */
 /**
  * @typedef {{id: string, prompt: string, priority: number, class: string, origin: string|null, into: string|null,
@@ -38,10 +41,10 @@ import { duration } from "./words.js";
 /** @typedef {{id: string, tool: string, wants: string, from: number, to: number|null, answer: string|null,
  *   by: string|null, seq: number, turn: string|null, clock: number}} Question */
 
-// A clock that is corrected by less is not worth a mark.
+// A smaller clock correction gets no mark.
 const STEP_SECONDS_MIN = 1;
 
-/** All of a log at once. */
+/** Fold a whole log. */
 export function timelineOf(events) {
   const timeline = new Timeline();
   timeline.add(events);
@@ -54,7 +57,7 @@ export class Timeline {
     /** @type {Process[]} */ this.processes = [];
     /** @type {Question[]} */ this.questions = [];
     /** @type {Mark[]} */ this.marks = [];
-    /** @type {number[]} the time of each event that says something, in order */
+    /** @type {number[]} the time of each event that has a handler, in order */
     this.moments = [];
     this.from = 0;
     this.to = 0;
@@ -65,27 +68,28 @@ export class Timeline {
     /** @type {Map<string, Turn>} */ this._known = new Map();
     /** @type {Map<string, Question>} */ this._asked = new Map();
     /** @type {Map<string, {into: string, isSteered: boolean}>} */ this._shared = new Map();
-    /** @type {Set<Turn>} those with a segment that goes on */ this._open = new Set();
+    /** @type {Set<Turn>} turns with an open segment */ this._open = new Set();
     this._holder = null;
     this._count = 0;
     this._seq = 0;
     this._at = 0;
-    // The time of the last event that was not told together with this one: the last sign of whoever died since.
+    // The time of the last event before the current group of events: the last sign of a host that
+    // died since.
     this._before = 0;
   }
 
-  /** Whether something goes on, so that the picture grows with the clock. */
+  /** Whether a span is open, so that the picture grows with the clock. */
   get isLive() {
     return this._open.size > 0;
   }
 
-  /** Whether somebody has the agent now. */
+  /** Whether a turn has the agent now. */
   get isHeld() {
     for (const turn of this._open) if (openPhase(turn) !== "queued") return true;
     return false;
   }
 
-  /** What the clock on the wall said at a time of ours. */
+  /** The wall clock time of a timeline time. */
   wall(time) {
     return time - (this._steps.findLast((step) => step.at <= time)?.offset ?? 0);
   }
@@ -94,7 +98,7 @@ export class Timeline {
     return this._known.get(id) ?? null;
   }
 
-  /** Take in what the log has after what was taken in before. What is not newer than that is known already. */
+  /** Add the next events of the log. Events that were added before are skipped. */
   add(events) {
     for (const event of events) {
       if (event.seq <= this._seq) continue;
@@ -134,7 +138,9 @@ export class Timeline {
     this.marks.push({ at, kind, label, seq: event.seq, clock: event.at, ...more });
   }
 
-  /** The turn of that name; one that was queued before the window is made up, as far as it is known. */
+  /**
+   * The turn of an event. A turn that was queued before the window is created from the known data.
+   */
   turnOf(event, now, { isCut = true } = {}) {
     let turn = this._known.get(event.turn);
     if (turn === undefined) {
@@ -174,7 +180,7 @@ export class Timeline {
     if (last !== undefined && last.to === null) last.to = Math.max(last.from, now);
   }
 
-  /** Nobody saw its end: it is known up to the last sign, and settled now. */
+  /** The end of the turn was not recorded: it is known up to its last event, and settled now. */
   lose(turn, event, now) {
     const last = turn.segments.at(-1);
     if (last === undefined || last.to !== null || last.phase === "queued") return this.close(turn, now);
@@ -191,11 +197,12 @@ export class Timeline {
     }
   }
 
-  /** It has the agent from now on. */
+  /** Give the agent to the turn from now on. */
   grant(turn, event, now) {
     const holder = this._holder;
     const isOpen = holder !== null && holder !== turn && ["running", "interrupting"].includes(openPhase(holder));
-    // What the agent began by itself is beside what it is asked: it is heard of late, and gives way.
+    // A turn that the agent began is not an ask. The log records it late, and it ends for an ask.
+    // So it does not count as an overlap.
     if (isOpen && turn.origin === null && holder.origin === null) this.overlaps += 1;
     if (turn.origin === null || !isOpen) this._holder = turn;
     this.open(turn, event, now, "running");

@@ -1,15 +1,16 @@
-// What each kind of event says to the timeline: the table that model/timeline.js folds the log by. A kind that is not
-// in it says nothing. Each takes the timeline, the event, its body, and the time at which it is drawn.
+// Handlers of each event kind for the timeline: the table by which model/timeline.js folds the log.
+// Other kinds do not affect the timeline. Each handler takes the timeline, the event, its body, and
+// the time at which it is drawn.
 
 import { classOf, duration, exitText, promptText, textOf } from "./words.js";
 
-/** The phase that it is in; null: it is over, or a part of another turn. */
+/** The current phase of a turn. null: it is over, or it is a part of another turn. */
 export function openPhase(turn) {
   const last = turn.segments.at(-1);
   return last !== undefined && last.to === null ? last.phase : null;
 }
 
-/** The kinds that say something, and what they say. */
+/** The handlers by event kind. */
 export const TOLD = {
   "turn.queued": (line, event, body, now) => {
     const turn = line.turnOf(event, now, { isCut: false });
@@ -17,7 +18,7 @@ export const TOLD = {
     turn.priority = Number(body.priority) || 0;
     turn.class = classOf(turn.priority);
     turn.seq = event.seq;
-    // Collected: it waits with the one that it was put to, and begins with it.
+    // Collected: the ask waits with the ask that it joined, and begins with it.
     if (body.into) line._shared.set(turn.id, { into: body.into, isSteered: false });
     line.open(turn, event, now, "queued");
   },
@@ -73,7 +74,8 @@ export const TOLD = {
       lane: "waiting",
     });
     for (const [id, shared] of [...line._shared]) {
-      // Those that were collected go back with it. Those that were added to it are told of one by one.
+      // Asks that were collected into this turn return to the queue with it. Asks that were added
+      // while it ran have events of their own.
       const other = line._known.get(id);
       if (shared.into !== turn.id || shared.isSteered || other.into === null || other.outcome !== null) continue;
       other.into = null;
@@ -113,7 +115,8 @@ export const TOLD = {
 
   "process.started": (line, event, body, now) => {
     for (const other of line.processes) {
-      // There is one at a time: whoever has no end in the log was lost with its host.
+      // Only one process runs at a time. An earlier process without an end in the log was lost with
+      // its host.
       if (other.to === null)
         line.endProcess(other, Math.min(now, Math.max(other.from, line._before)), "exit status unknown", true);
     }
@@ -177,7 +180,7 @@ export const TOLD = {
       event,
       now,
       "backed_off",
-      `crashed ${body.crashes} times: the next is tried in ${duration(body.seconds ?? 0)}`,
+      `crashed ${body.crashes} times: the next start is in ${duration(body.seconds ?? 0)}`,
       { lane: "process" },
     );
   },
@@ -233,13 +236,13 @@ export const TOLD = {
       unknown ? `${unknown} of unknown outcome` : "",
       swept ? `${swept} leftover processes ended` : "",
     ].filter(Boolean);
-    line.mark(event, now, "recovered", `recovered: its host had died${said.length ? ` (${said.join(", ")})` : ""}`, {
+    line.mark(event, now, "recovered", `recovered: its host died${said.length ? ` (${said.join(", ")})` : ""}`, {
       lane: "all",
     });
   },
 
   "session.context_lost": (line, event, body, now) => {
-    line.mark(event, now, "context_lost", `the agent has forgotten the conversation: ${body.error ?? ""}`, {
+    line.mark(event, now, "context_lost", `the agent lost the conversation: ${body.error ?? ""}`, {
       lane: "all",
     });
   },
@@ -266,7 +269,9 @@ export const TOLD = {
 
 const MARK_OF = { preempt: "preempt", interrupt: "interrupt", clock: "clock", close: "close", replace: "replace" };
 
-/** Who it gave way to: of those that waited and are more urgent the one that is served next. */
+/**
+ * The ask that preempted the turn: of the more urgent waiting asks, the one that is served next.
+ */
 function urgentBefore(line, turn) {
   let best = null;
   for (const other of line._open) {
@@ -280,7 +285,7 @@ function interruptText(turn, cause, clock, urgent) {
   const what = turn.prompt || turn.id;
   switch (cause) {
     case "preempt":
-      return `gives way${urgent ? ` to “${urgent.prompt || urgent.id}”` : ""}: ${what}`;
+      return `preempted${urgent ? ` by “${urgent.prompt || urgent.id}”` : ""}: ${what}`;
     case "clock":
       return `stopped by the clock ${clock ?? "?"}: ${what}`;
     case "close":

@@ -1,20 +1,21 @@
-// From time to pixels, and who is drawn in which row: pure, so that a picture of thousands of turns is only arithmetic.
+// Map times to pixels, and assign rows to waiting asks. Pure arithmetic, so that thousands of turns
+// draw fast.
 //
-// A session works for seconds and is idle for hours. So a time in which nobody has the agent and nothing is told, if it
-// is long, is drawn as a short break, with its length written in it: never wider than the shortest of them would be to
-// scale, and never wider than it takes to be read. What is left is drawn to scale: two bars in one picture can be
-// compared, whichever breaks are between them.
+// A session works for seconds and is idle for hours. So a long time without a turn and without
+// events is drawn as a short break, with its length written in it. A break is never wider than the
+// shortest one would be to scale, and never wider than its label needs. The rest is drawn to scale,
+// so two bars in one picture can be compared across breaks.
 //
-// `spans` are the times that are drawn, in order; between two of them is a break. A place in pixels is: the seconds of
-// all spans before, times the scale, plus the breaks before.
+// `spans` are the drawn times, in order. Between two of them is a break. The x of a time is the
+// seconds of all spans before it, times the scale, plus the width of the breaks before it.
 
-/** Idle for longer is drawn as a break. */
+/** A longer idle time is drawn as a break. */
 export const GAP_SECONDS = 30;
 export const BREAK_PIXELS = 40;
 const BREAK_PIXELS_MIN = 1;
-/** One that is narrower has no room for its length. */
+/** A narrower break has no room for its label. */
 export const BREAK_PIXELS_READ = 26;
-/** More who wait at once are counted, and not drawn. */
+/** If more asks wait at the same time, the rest is counted and not drawn. */
 export const ROWS_MAX = 5;
 const APART_SECONDS = 0.5;
 
@@ -31,7 +32,7 @@ export class Timescale {
     this.until(timeline.to);
   }
 
-  /** The picture ends here: now, while somebody has the agent; else soon after the last that happened. */
+  /** The end of the picture: now, while a turn has the agent; else soon after the last event. */
   until(now) {
     const last = this.spans.at(-1);
     const { timeline } = this;
@@ -42,22 +43,22 @@ export class Timescale {
     this.breaks = this.spans.length - 1;
   }
 
-  /** How wide a break is, at so many pixels for a second. */
+  /** The width of a break, for a scale in pixels per second. */
   breakWidth(scale) {
     return Math.max(BREAK_PIXELS_MIN, Math.min(this.breakPixels, this.gapSeconds * scale));
   }
 
-  /** How wide everything is. */
+  /** The total width. */
   width(scale) {
     return this.seconds * scale + this.breaks * this.breakWidth(scale);
   }
 
-  /** The scale at which everything is so wide. */
+  /** The scale at which the total width is `pixels`. */
   fit(pixels) {
     return scaleFor(pixels, (scale) => this.width(scale));
   }
 
-  /** The scale at which all from that time on is so wide, breaks included. */
+  /** The scale at which the part from `time` on is `pixels` wide, including breaks. */
   fitFrom(time, pixels) {
     const index = this._index(time);
     const seconds = this.seconds - this._drawn(time, index);
@@ -74,7 +75,7 @@ export class Timescale {
     return (span.before + span.to - span.from) * scale + (index + over / length) * wide;
   }
 
-  /** The time that is drawn there. */
+  /** The time at a place. */
   time(x, scale) {
     const wide = this.breakWidth(scale);
     let low = 0;
@@ -96,7 +97,7 @@ export class Timescale {
     return span.before + Math.min(time, index === this.spans.length - 1 ? time : span.to) - span.from;
   }
 
-  /** The last span that begins at that time or before. */
+  /** The index of the last span that begins at that time or before. */
   _index(time) {
     let low = 0;
     let high = this.spans.length - 1;
@@ -109,7 +110,7 @@ export class Timescale {
   }
 }
 
-/** By halves: what is wider at a larger scale is so wide at one of them. */
+/** Bisect: the width grows with the scale. */
 function scaleFor(pixels, widthAt) {
   let low = 1e-7;
   let high = 1e5;
@@ -125,7 +126,7 @@ function spansOf(timeline, gapSeconds) {
   const busy = timeline.moments.map((at) => [at, at]);
   for (const turn of timeline.turns) {
     for (const each of turn.segments) {
-      // One who waits, or of whom nobody knows, does nothing that could be drawn to scale.
+      // A waiting turn, or one in an unknown state, has no work that could be drawn to scale.
       if (each.phase === "running" || each.phase === "interrupting") busy.push([each.from, each.to ?? timeline.to]);
     }
   }
@@ -143,8 +144,9 @@ function spansOf(timeline, gapSeconds) {
 }
 
 /**
- * Those who wait, one row each as long as they wait: the first row that is free, and has been for a moment, so that two
- * in a row are not taken for one. `row` is null where there were too many at once. In order of time.
+ * Assign a row to each waiting ask for as long as it waits. It is the first row that has been free
+ * for a moment, so that two asks in a row do not look like one. `row` is null if too many asks wait
+ * at the same time. In order of time.
  * @param {Timeline} timeline
  */
 export function waitingRows(timeline, rowsMax = ROWS_MAX) {
@@ -167,7 +169,9 @@ export function waitingRows(timeline, rowsMax = ROWS_MAX) {
   return { waits, rows };
 }
 
-/** All that was given the agent, in order of time: for the one lane in which nothing may overlap. */
+/**
+ * All segments that have the agent, in order of time: for the lane in which nothing may overlap.
+ */
 export function heldSegments(timeline) {
   const held = [];
   for (const turn of timeline.turns) {
@@ -176,18 +180,22 @@ export function heldSegments(timeline) {
   return held.sort((one, other) => one.segment.from - other.segment.from || one.segment.seq - other.segment.seq);
 }
 
-/** Things with a beginning and an end, in order of the beginning, of which those in a window are found by halves. */
+/**
+ * Items with a beginning and an end, sorted by beginning. A binary search finds the items of a
+ * window.
+ */
 export class Spans {
   /**
    * @param {any[]} items
    * @param {(item: any) => number} fromOf
-   * @param {(item: any) => number|null} toOf null: it goes on
+   * @param {(item: any) => number|null} toOf null: the item is still open
    */
   constructor(items, fromOf, toOf) {
     this.items = items;
     this._fromOf = fromOf;
     this._toOf = toOf;
-    // The latest end of all up to here: before the first whose latest end is too early nothing has to be looked at.
+    // The latest end of all items up to each index. A search can skip every item before the first
+    // index whose latest end reaches the window.
     this._latest = [];
     let latest = -Infinity;
     for (const item of items) this._latest.push((latest = Math.max(latest, toOf(item) ?? Infinity)));
@@ -214,7 +222,7 @@ const STEPS = [
   14400, 43200, 86400,
 ];
 
-/** The times that are written at the axis: round ones, and none nearer to another than that. */
+/** The labels of the axis: round times, at least `pixelsMin` apart. */
 export function ticks(scale, timescale, from, to, pixelsMin = 84) {
   const step = STEPS.find((each) => each * scale >= pixelsMin) ?? STEPS.at(-1);
   const found = [];
@@ -222,7 +230,8 @@ export function ticks(scale, timescale, from, to, pixelsMin = 84) {
     if (span.to < from || span.from > to) continue;
     const begin = Math.max(span.from, from);
     const end = Math.min(span.to, to);
-    // Where the breaks are narrow, the spans are as well: then their beginnings are what there is to be written.
+    // If the breaks are narrow, the spans are narrow too. Label the beginnings of the spans
+    // instead.
     if (timescale.breakWidth(scale) < BREAK_PIXELS_READ) found.push(span.from);
     else for (let at = Math.ceil(begin / step) * step; at <= end && found.length < 200; at += step) found.push(at);
   }

@@ -1,19 +1,22 @@
-// A session's events as what a person reads: prompts, text, thinking, tools, plans, questions, endings and notes.
+// Fold the events of a session into readable items: prompts, text, thinking, tools, plans,
+// questions, endings and notes.
 //
-// Pure: events in, items out. The same events give the same items, in whatever pieces they come; what has been added in
-// front (`prepend`) is folded together with the rest once more, since a tool's end may stand in the one part and its
-// beginning in the other. Folding is linear and cheap, and being right about the seam is worth more than saving it.
+// Pure: events in, items out. The same events give the same items, however they are split into
+// calls. Events added in front (`prepend`) cause a new fold of everything, because the end of a
+// tool may be in one part and its beginning in the other. Folding is linear and cheap, so
+// correctness at the seam costs little.
 //
-// **Keys** stay: what was there before has the same key after, wherever it stands now, so that the view can keep its
-// nodes, its scroll place and what a person has unfolded. A text that goes on from before the window keeps the key that
-// it had when only its end was known.
+// **Keys** are stable. An item keeps its key when its place changes, so that the view keeps its
+// nodes, its scroll position and the folds that the user opened. A text that begins before the
+// window keeps the key that it got when only its end was known.
 //
-// **Partials** are what the model says of a block that is not complete. They grow an item at the end; the complete
-// block says all of it again and takes that item's place and key. Those that are never completed stay as they are when
-// their turn ends: it is what was said.
+// **Partials** are pieces of an incomplete block of the model. They grow an item at the end. The
+// complete block repeats all of it, and takes the place and the key of that item. Partials that are
+// never completed stay as they are when their turn ends.
 //
-// **Prompts** stand where their turn begins, and not where they were asked: so each has its answer below it. Those that
-// wait are apart, in `waiting`, for whoever shows the end of the log.
+// **Prompts** are placed where their turn begins, not where they were asked. So the answer to each
+// prompt is right below it. Waiting prompts are separate, in `waiting`, for a view of the end of
+// the log.
 // @ts-check
 
 import { noteOf } from "./notes.js";
@@ -30,7 +33,10 @@ export class Transcript {
   }
 
   /** @type {LogEvent[]} */ #events = [];
-  /** What `turn.queued` said, also from outside of the window. @type {Map<string, Record<string, any>>} */ #prompts;
+  /**
+   * The bodies of `turn.queued`, also from outside of the window.
+   * @type {Map<string, Record<string, any>>}
+   */ #prompts;
   #items = new Items();
   #speech = new Speech(this.#items);
   /** Prompts that begin in the window and were asked before it. @type {Set<Item>} */ #unknown = new Set();
@@ -47,31 +53,32 @@ export class Transcript {
     return this.#items.list;
   }
 
-  /** What fills the model's window, as far as it was said. */
+  /** The use of the model's context window, as last reported. */
   get usage() {
     return this.#speech.usage;
   }
 
-  /** @param {LogEvent[]} events those right after the last one */
+  /** @param {LogEvent[]} events right after the last one */
   append(events) {
     for (const event of events) {
       this.#events.push(event);
       try {
         this.#take(event);
       } catch (error) {
-        // What an agent says may have any shape. One that we cannot read must not hide what comes after it.
-        console.warn("an event that cannot be shown", event.seq, error);
-        const words = `An event that this page cannot show (${event.kind}, ${event.seq}).`;
+        // The output of an agent may have any shape. An event that cannot be read must not hide the
+        // events after it.
+        console.warn("cannot show an event", event.seq, error);
+        const words = `This page cannot show an event (${event.kind}, ${event.seq}).`;
         this.#items.push("note", `note:${event.seq}`, event, { text: words, icon: "warning", tone: "warn" });
       }
     }
   }
 
-  /** @param {LogEvent[]} events those right before the first one */
+  /** @param {LogEvent[]} events right before the first one */
   prepend(events) {
     /** @type {Map<string, string>} */
     const hints = new Map();
-    // Only a text is named for where it begins, and may begin earlier than was known.
+    // Only the key of a text depends on its first event. The text may begin earlier than was known.
     for (const { kind, seq, key } of this.items) {
       if (kind === "text" || kind === "thought") hints.set(`${kind} ${seq}`, key);
     }
@@ -82,7 +89,7 @@ export class Transcript {
   }
 
   /**
-   * Prompts that were asked before the window begins.
+   * Add prompts that were asked before the window begins.
    * @param {LogEvent[]} events
    */
   learn(events) {
@@ -107,7 +114,7 @@ export class Transcript {
   }
 
   /**
-   * What was asked and said in a turn, to be copied.
+   * The prompt and the text of a turn, for copying.
    * @param {string} turn
    */
   textOf(turn) {
@@ -128,7 +135,7 @@ export class Transcript {
     this.#items = new Items();
     this.#items.hints = hints;
     this.#speech = new Speech(this.#items);
-    /** The turn that has begun and is not over, as far as the window tells. @type {string|null} */
+    /** The turn that has begun and is not over, as far as the window shows. @type {string|null} */
     this.running = null;
     for (const held of [this.#unknown, this.#questions, this.#waiting]) held.clear();
   }
@@ -164,7 +171,7 @@ export class Transcript {
     }
   }
 
-  // -- prompts and endings ---------------------------------------------------------------------------------------
+  // -- prompts and endings ------------------------------------------------------------------------
 
   /** @param {LogEvent} event */
   #queued(event) {
@@ -237,7 +244,7 @@ export class Transcript {
     if (this.#waiting.has(id)) this.#begun(event, id, { state: body.outcome, attempt: 1, into: null, origin: null });
     const turn = this.#items.turn(id);
     this.#closeTurn(id);
-    // An agent that tells its answer only with the end of the turn has told it nowhere else.
+    // Some agents send their text only with the end of the turn.
     if (turn.isWhole && !turn.hasText && typeof body.text === "string" && body.text) {
       this.#items.push("text", `text:${event.seq}`, event, {
         text: body.text,
@@ -271,7 +278,7 @@ export class Transcript {
     this.#speech.close(id);
   }
 
-  // -- questions -------------------------------------------------------------------------------------------------
+  // -- questions ----------------------------------------------------------------------------------
 
   /** @param {LogEvent} event */
   #asked(event) {

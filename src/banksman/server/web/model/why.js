@@ -1,12 +1,13 @@
-// What a session is doing, in words: the same account that `banksman why` prints, from the same answer of the server.
-// Pure: `elapsed` is how long ago the answer came, so that clocks count down between two of them.
+// Describe in words what a session is doing, as `banksman why` does, from the same response of the
+// server. Pure: `elapsed` is the age of the response, so that clocks count down between two
+// responses.
 //
-// An account is a list of topics, each with its lines; a topic with nothing to say has none.
+// An account is a list of topics, each with its lines. A topic without lines is left out.
 
 const QUESTION_CHARACTERS_MAX = 2000;
 const COMMAND_CHARACTERS_MAX = 60;
 const FRAME_CHARACTERS_MAX = 500;
-// `ps`-like letters, as people say them.
+// The process states of `ps`, in words.
 const STATES = {
   R: "runs",
   S: "sleeps",
@@ -20,7 +21,7 @@ const STATES = {
 
 const seconds = (value) => `${Math.max(0, value).toFixed(1)} s`;
 
-/** One line of text, whatever is in it. */
+/** Make any text fit in one line. */
 export function asLine(text, most = Infinity) {
   const line = String(text)
     .replace(/\s+/gu, " ")
@@ -49,7 +50,7 @@ export function accountOf(why, elapsed = 0) {
   return topics;
 }
 
-/** As a terminal shows it. */
+/** The account as a terminal shows it. */
 export function accountText(why, elapsed = 0) {
   const lines = [];
   for (const [name, said] of accountOf(why, elapsed)) {
@@ -87,7 +88,7 @@ function questionLines(why) {
   });
 }
 
-/** JSON with the spaces that the command line has. */
+/** JSON with spaces, as the command line prints it. */
 function spaced(value) {
   if (Array.isArray(value)) return `[${value.map(spaced).join(", ")}]`;
   if (value === null || typeof value !== "object") return JSON.stringify(value ?? null);
@@ -95,7 +96,7 @@ function spaced(value) {
   return `{${members.join(", ")}}`;
 }
 
-/** As a shell takes it for one word. */
+/** A word in shell quotes. */
 function quoted(word) {
   return /^[\w@%+=:,./-]+$/u.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
 }
@@ -147,7 +148,10 @@ function treeLines(tree) {
   });
 }
 
-/** Parents before their children, each with how far in it is. Who has no parent among them is a root. */
+/**
+ * Parents before their children, each with its depth. A process without a parent in the list is a
+ * root.
+ */
 export function treeOf(tree) {
   const known = new Set(tree.map((each) => each.pid));
   const children = new Map();
@@ -161,7 +165,7 @@ export function treeOf(tree) {
     const one = ahead.pop();
     found.push(one);
     const below = children.get(one.process.pid) ?? [];
-    // Taken out, so that a circle, which a pid that was used again could make, ends.
+    // Delete the entry, so that a cycle ends. A reused pid could make one.
     children.delete(one.process.pid);
     for (const process of [...below].reverse()) ahead.push({ process, depth: one.depth + 1 });
   }

@@ -1,13 +1,13 @@
-// Values in words: what the timeline, the queue and the questions have in common. Pure.
+// Format values as words for the timeline, the queue and the questions. Pure.
 
 const PROMPT_CHARACTERS_MAX = 400;
 
-/** The class that a priority belongs to. Any number will do for one; three of them have names. */
+/** The class of a priority. Any number is a priority; three of them have names. */
 export function classOf(priority) {
   return priority >= 20 ? "interactive" : priority >= 10 ? "normal" : "background";
 }
 
-/** A prompt as words: it may be text, or blocks of which some are pictures. */
+/** A prompt as text. It may be a string, or blocks of which some are pictures. */
 export function promptText(prompt, max = PROMPT_CHARACTERS_MAX) {
   let words = "";
   if (typeof prompt === "string") words = prompt;
@@ -17,14 +17,14 @@ export function promptText(prompt, max = PROMPT_CHARACTERS_MAX) {
   return words.length > max ? `${words.slice(0, max - 1)}…` : words;
 }
 
-/** How a process ended, in words. Neither code nor signal: nobody could see it. */
+/** Describe how a process ended. Neither code nor signal: the end was not observed. */
 export function exitText(code, signal) {
   if (signal !== null && signal !== undefined) return `signal ${signal}`;
   if (code !== null && code !== undefined) return `code ${code}`;
   return "exit status unknown";
 }
 
-/** Seconds, as people say them. */
+/** Seconds as a readable duration. */
 export function duration(seconds) {
   const value = Math.max(0, Number(seconds) || 0);
   if (value < 0.0995) return `${Math.round(value * 1000)} ms`;
@@ -40,7 +40,7 @@ function two(large, largeUnit, small, smallUnit) {
   return small ? `${large} ${largeUnit} ${small} ${smallUnit}` : `${large} ${largeUnit}`;
 }
 
-/** The same in a place of a few characters: only the largest unit. */
+/** A duration in a few characters: only the largest unit. */
 export function durationShort(seconds) {
   const value = Math.max(0, Number(seconds) || 0);
   if (value < 1) return `${Math.round(value * 1000)} ms`;
@@ -50,7 +50,7 @@ export function durationShort(seconds) {
   return `${Math.round(value / 86400)} d`;
 }
 
-/** The time of day, here; with fractions where they matter. */
+/** The local time of day, with `digits` fractional digits. */
 export function clockTime(unix, digits = 0) {
   const date = new Date(unix * 1000);
   const two = (value) => String(value).padStart(2, "0");
@@ -58,7 +58,7 @@ export function clockTime(unix, digits = 0) {
   return digits ? `${whole}.${String(date.getMilliseconds()).padStart(3, "0").slice(0, digits)}` : whole;
 }
 
-/** The same where there is more than one day. */
+/** The local time with the day. */
 export function dayTime(unix) {
   const date = new Date(unix * 1000);
   const day = date.toLocaleDateString([], { day: "numeric", month: "short" });
@@ -70,8 +70,8 @@ export function plural(count, one, many = `${one}s`) {
 }
 
 /**
- * Whatever it is, as text. An agent's JSON may hold anything where a text is expected, also an object whose members are
- * called `toString` and `valueOf`, at which `String` would throw.
+ * Convert any value to text. An agent's JSON may have any value in place of a string, also an
+ * object with members called `toString` and `valueOf`, at which `String` would throw.
  * @param {unknown} value
  * @returns {string}
  */
@@ -83,7 +83,7 @@ export function textOf(value) {
 
 /**
  * @param {unknown} value
- * @returns {Record<string, any>} itself, if it is an object; else an empty one
+ * @returns {Record<string, any>} the value if it is an object; else an empty object
  */
 export function objectOf(value) {
   return typeof value === "object" && value !== null && !Array.isArray(value) ? value : {};

@@ -1,8 +1,9 @@
-// What a person does to a session: one function for each, each one request.
+// Requests that a user makes to a session, one function and one request each.
 //
-// They throw a `Problem` (with `detail` and `hint`, for a person) or `Unreachable`. What creates something has a key,
-// and is done once although it is sent again; so are those which name what they act on. An interrupt of "what runs now"
-// is sent once: sent again it might stop what came after.
+// They throw a `Problem` (with `detail` and `hint` for the user) or `Unreachable`. A request that
+// creates something has an idempotency key, so a retry has no second effect. A request that names
+// its object can be repeated safely too. An interrupt of "the turn that runs now" is sent once: a
+// retry could stop the next turn.
 // @ts-check
 import { get, patch, post, randomId, remove } from "./api.js";
 
@@ -12,7 +13,7 @@ const at = (session) => `v1/sessions/${encodeURIComponent(session)}`;
 /**
  * @param {string} session
  * @param {{prompt: string | object[], priority?: string | number, onBusy?: string, onPreempt?: string,
- *   key?: string}} given `key`: of what may have been sent before
+ *   key?: string}} given `key`: the key of an earlier attempt
  * @returns {Promise<{turn: string, state: string}>}
  */
 export function ask(session, { prompt, priority, onBusy, onPreempt, key = randomId() }) {
@@ -22,7 +23,7 @@ export function ask(session, { prompt, priority, onBusy, onPreempt, key = random
 
 /**
  * @param {string} session
- * @param {string | null} [turn] null: the one that runs now
+ * @param {string | null} [turn] null: the turn that runs now
  * @returns {Promise<{stopped: boolean, by: string, kept: string | null, queued: string[]}>} the receipt
  */
 export function interrupt(session, turn = null) {
@@ -31,7 +32,7 @@ export function interrupt(session, turn = null) {
 }
 
 /**
- * Takes back one that waits: the same as an interrupt of it, which says `withdrawn` then.
+ * Withdraw a waiting ask. This is an interrupt of it; the receipt says `withdrawn`.
  * @param {string} session
  * @param {string} turn
  */
@@ -53,7 +54,8 @@ export function moveUp(session, turn, before = null) {
  * @param {string} question
  * @param {string} decision "allow", "deny", or the id of an option
  * @param {{message?: string, content?: object, remember?: boolean | string, updatedInput?: object}} [more]
- *   `updatedInput`: what the tool is given instead, which is also how questions of the agent's own are answered
+ *   `updatedInput`: replaces the input of the tool; it also carries
+ *   the answers to questions that the agent asks by a tool
  * @returns {Promise<{question: string, answer: string, by: string, message: string | null, first: boolean}>}
  */
 export function answer(session, question, decision, { message, content, remember, updatedInput } = {}) {
@@ -61,7 +63,9 @@ export function answer(session, question, decision, { message, content, remember
   return post(`${at(session)}/questions/${encodeURIComponent(question)}`, body, { isHarmlessTwice: true });
 }
 
-/** @param {Record<string, any>} given agent, cwd, name and what else `POST /v1/sessions` takes */
+/**
+ * @param {Record<string, any>} given agent, cwd, name and the other members of `POST /v1/sessions`
+ */
 export function open(given) {
   return post("v1/sessions", given, { key: randomId() });
 }
@@ -73,7 +77,7 @@ export function close(session) {
 
 /**
  * @param {string} session
- * @param {string | null} name null takes it away
+ * @param {string | null} name null removes the name
  */
 export function rename(session, name) {
   return patch(at(session), { name });

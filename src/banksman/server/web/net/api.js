@@ -1,22 +1,25 @@
-// Requests to the server, and what its refusals look like.
+// HTTP requests to the server, and its errors.
 //
-// Every address is relative to the page's own, so that the page works behind a proxy's prefix. A refusal comes as a
-// `Problem` with words for a person; no answer at all comes as `Unreachable`. Both have the same members, so that
-// whoever shows one can show the other.
+// Every URL is relative to the page, so that the page works behind a proxy's prefix. An error
+// response is a `Problem` with words for the user. No response at all is `Unreachable`. Both have
+// the same members, so one view can show both.
 //
-// What creates something is sent with an Idempotency-Key that is made once. When the connection is lost, or the server
-// says that it is going, the same is sent again with the same key, so it is done once however often it was sent. What
-// has no key is sent once: nobody knows what became of it, and the person decides.
+// A request that creates something carries an Idempotency-Key, made once. If the connection is
+// lost, or the server says that it is shutting down, the same request is sent again with the same
+// key. So it takes effect once. A request without a key is sent once: its result is unknown, and
+// the user decides.
 // @ts-check
 import { fetchWithToken, keepToken } from "./page_token.js";
 
-/** Milliseconds before each repetition of a request that has a key. Together longer than a server needs to restart. */
+/**
+ * Milliseconds before each retry of a request with a key. The sum is longer than a server restart.
+ */
 const PAUSES = [200, 400, 800, 1600, 3200, 5000];
-/** A read is answered at once or it is lost. What changes something may wait for a process to end. */
+/** A read is answered quickly or it is lost. A change may wait for a process to end. */
 const READ_MILLISECONDS_MAX = 30_000;
 const WRITE_MILLISECONDS_MAX = 120_000;
 
-/** The server has refused, and says why. */
+/** The server refused the request, with a reason. */
 export class Problem extends Error {
   /** @param {{status?: number, title?: string, detail?: string, hint?: string, ids?: Record<string, any>}} shown */
   constructor({ status = 0, title = "", detail = "", hint = "", ids = {} }) {
@@ -30,15 +33,15 @@ export class Problem extends Error {
   }
 }
 
-/** Nobody has answered. Whether it was done is not known. */
+/** No response. Whether the request took effect is unknown. */
 export class Unreachable extends Problem {
-  constructor(detail = "the server cannot be reached", hint = "check that the server is running; the page tries again by itself") {
+  constructor(detail = "the server cannot be reached", hint = "check that the server is running; the page retries automatically") {
     super({ status: 0, title: "Unreachable", detail, hint });
     this.name = "Unreachable";
   }
 }
 
-/** @returns {string} one that nobody else has made. `crypto.randomUUID` is missing where there is no TLS. */
+/** @returns {string} a unique id. `crypto.randomUUID` is missing without TLS. */
 export function randomId() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
@@ -60,12 +63,12 @@ export function withQuery(path, query) {
 export async function problemOf(answer) {
   const shown = await answer.json().catch(() => null);
   if (shown && typeof shown.detail === "string") return new Problem({ ...shown, status: answer.status });
-  // Somebody between here and the server: a proxy has words of its own.
+  // The response comes from a proxy between the page and the server, with another format.
   const detail = `the answer was ${answer.status} ${answer.statusText}`.trim();
   return new Problem({ status: answer.status, title: "NotOurs", detail, hint: "check for a proxy in front of the server" });
 }
 
-/** With `fetch` and `pause` given, for tests; the page uses the one below. */
+/** Client of the HTTP API. Tests pass `fetch` and `pause`; the page uses the instance below. */
 export class Api {
   /**
    * @param {{fetch?: typeof fetch, base?: string, pause?: (milliseconds: number) => Promise<void>,
@@ -90,7 +93,7 @@ export class Api {
   /**
    * @param {string} path
    * @param {any} [body]
-   * @param {{key?: string, isHarmlessTwice?: boolean}} [more] `isHarmlessTwice`: it needs no key to be sent again
+   * @param {{key?: string, isHarmlessTwice?: boolean}} [more] `isHarmlessTwice`: a retry needs no key
    */
   async post(path, body = {}, { key, isHarmlessTwice = false } = {}) {
     const send = () => this._once("POST", path, { body, key, milliseconds: WRITE_MILLISECONDS_MAX });
@@ -119,7 +122,7 @@ export class Api {
       try {
         return await send();
       } catch (error) {
-        // 503 says that nothing was done, and that it may be tried again.
+        // 503 means that nothing was done, and that the client may retry.
         if (!(error instanceof Unreachable) && !(error instanceof Problem && error.status === 503)) throw error;
       }
       await this._pause(milliseconds);
@@ -150,17 +153,17 @@ export class Api {
       const text = await answer.text();
       return text ? JSON.parse(text) : null;
     } catch (error) {
-      // Who has taken it back is not told that nobody was there.
+      // A caller that aborted the request gets the abort, not `Unreachable`.
       if (error instanceof Problem || signal?.aborted) throw error;
       throw new Unreachable();
     }
   }
 
   /**
-   * Exchanges a one-time code, or the server's token, for the page's token. Until the server answers: the code is not in
-   * the address any more, so that it would be lost with us.
+   * Exchange a one-time code, or the server's token, for the page's token. Retries until the server
+   * responds: the code was removed from the URL, so it would be lost with this page.
    * @param {{code: string} | {token: string}} given
-   * @returns {Promise<Problem | null>} why it was not taken
+   * @returns {Promise<Problem | null>} why the server refused it
    */
   async login(given) {
     for (let tries = 0; ; tries += 1) {
@@ -182,14 +185,14 @@ export const post = api.post.bind(api);
 export const patch = api.patch.bind(api);
 export const remove = api.remove.bind(api);
 
-/** @param {string} token the server's, as a person has typed it */
+/** @param {string} token the server's token, as the user typed it */
 export function loginByToken(token) {
   return api.login({ token });
 }
 
 /**
- * @param {string} hash of an address
- * @returns {{code: string} | {token: string} | null} what it logs in with
+ * @param {string} hash the fragment of a URL
+ * @returns {{code: string} | {token: string} | null} the credential in it
  */
 export function keyIn(hash) {
   const [name] = /^#(code|token)=/u.exec(hash)?.slice(1) ?? [];
@@ -198,17 +201,19 @@ export function keyIn(hash) {
 }
 
 /**
- * Takes the one-time code out of the address (`#code=`), which browsers send to nobody, and exchanges it. `#token=`
- * works too, but the server hands out no such address: browsers write addresses to their history.
- * @param {string} [back] the address to show instead; else this one without its fragment
- * @returns {Promise<boolean>} whether there was one
+ * Take the one-time code out of the fragment (`#code=`), which browsers do not send to any server,
+ * and exchange it. `#token=` works too, but the server prints no such URL, because browsers write
+ * URLs to their history.
+ * @param {string} [back] the URL to show instead; else this one without its fragment
+ * @returns {Promise<boolean>} whether there was a credential
  */
 export async function login(back = location.pathname + location.search) {
   const key = keyIn(location.hash);
   if (!key) return false;
-  // First this: it must not stay in the history, whatever becomes of the rest.
+  // This comes first: the code must not stay in the history, even if the rest fails.
   history.replaceState(null, "", back);
-  // A key that is not taken needs no word here: the stream is refused, and the page says what to do.
+  // A refused credential needs no message here: the stream is refused too, and the page then shows
+  // what to do.
   await api.login(key);
   return true;
 }

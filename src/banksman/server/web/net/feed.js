@@ -1,14 +1,17 @@
-// One stream for all tabs: whoever leads reads it and passes it on, and the others hear it from there.
+// Share one event stream between all tabs: the leader tab reads it and broadcasts it to the others.
 //
-// What holds, and why:
-//  - Nothing is lost. Every batch says from which position it goes on. Whoever stands elsewhere has missed something
-//    (it was frozen, the leader has changed in between) and begins: all that hold state read up to the head by pages,
-//    once. So it does at each begin of a stream. That is the one way in which anything is ever made good.
-//  - Nothing comes twice to a person: an event has a seq, and who holds state drops what it has.
-//  - A leader that was deposed, and does not know it yet, is not listened to: each has a term, and the highest counts.
-//  - Whether somebody leads is found by asking: a leader that has said nothing for long is asked, and if it does not
-//    answer either, deposed. Clocks are only compared, and a timer that is late makes this late and not wrong.
-// Where there are no Web Locks (a page without TLS that is not on the loopback) each tab leads itself.
+// Guarantees, and why they hold:
+//  - No event is lost. Every batch carries the position before it. A tab with another position has
+//    missed something (it was frozen, or the leader changed). It then begins again: every model
+//    reads by pages up to the head, once. The same happens at each start of a stream. There is no
+//    other repair.
+//  - No event is shown twice. Each event has a seq, and the models drop duplicates.
+//  - A deposed leader that does not know it yet is ignored. Each leader has a term, and the highest
+//    term counts.
+//  - Tabs detect a dead leader by a ping. A leader that is silent for too long gets a ping. Without
+//    a reply it is deposed. Clocks are only compared, so a late timer delays this but does not make
+//    it wrong.
+// Without Web Locks (a page without TLS that is not on the loopback) each tab is its own leader.
 // @ts-check
 import { signal } from "../model/signal.js";
 import { randomId, withQuery } from "./api.js";
@@ -17,20 +20,20 @@ import { fetchWithToken } from "./page_token.js";
 import { AWAY_MILLISECONDS_MAX, CONNECTING, Stream } from "./stream.js";
 import { Watching } from "./watching.js";
 
-/** A stream says something every 15 s, and so does its leader. */
+/** The stream carries a message at least every 15 s, and so does its leader. */
 const LEADER_SILENCE_MILLISECONDS_MAX = 20_000;
-/** How long an answer of a leader may take. A tab that is busy drawing is no reason to depose it. */
+/** The time for a leader's reply. A tab that is busy drawing must not be deposed. */
 const ANSWER_MILLISECONDS_MAX = 4_000;
 const LOOK_MILLISECONDS = 1_000;
 
 /** @typedef {import("./stream.js").State & {isLeader: boolean}} Connection */
 
-/** What the page runs in; tests give their own. */
+/** The environment of the page. Tests pass another one. */
 function surroundings() {
   return {
     fetch: fetchWithToken,
     base: "",
-    // Two servers may be at one address, below two prefixes of a proxy.
+    // Two servers may share one origin, behind two prefixes of a proxy.
     scope: new URL(".", document.baseURI).pathname,
     locks: navigator.locks,
     window: /** @type {EventTarget | null} */ (window),
@@ -43,18 +46,18 @@ function surroundings() {
 }
 
 export class Feed {
-  /** @param {Partial<ReturnType<typeof surroundings>>} [given] all of it, where there is no page */
+  /** @param {Partial<ReturnType<typeof surroundings>>} [given] complete if there is no page */
   constructor(given) {
     this._given = given;
     /** @type {{value: Connection, subscribe: (fn: (value: Connection) => void) => () => void}} */
     this.connection = signal({ ...CONNECTING, isLeader: false });
     this.tab = "";
     this._listeners = { events: new Set(), begin: new Set(), gaps: new Set() };
-    /** @type {Map<string, number>} How many want it, by session. */
+    /** @type {Map<string, number>} The number of watchers, by session. */
     this._wanted = new Map();
     this._isTelling = false;
     this._watching = new Watching();
-    /** @type {Set<string>} Whose frames the stream was opened for. */
+    /** @type {Set<string>} The sessions whose frames the open stream carries. */
     this._opened = new Set();
     /** @type {Stream | null} */
     this._stream = null;
@@ -63,18 +66,18 @@ export class Feed {
     /** @type {BroadcastChannel | null} */
     this._channel = null;
     this._term = 0;
-    /** @type {string | null} Where this tab stands. */
+    /** @type {string | null} The position of this tab. */
     this._position = null;
     this._hasBegun = false;
     this._heardAt = 0;
-    /** @type {number | null} Since when an answer of the leader is awaited. */
+    /** @type {number | null} Since when this tab waits for a reply of the leader. */
     this._askedAt = null;
     /** @type {(() => void)[]} */
     this._offs = [];
     this._isStarted = false;
   }
 
-  // -- for everybody ------------------------------------------------------------------------------------------------
+  // -- public methods -----------------------------------------------------------------------------
 
   start() {
     if (this._isStarted) return;
@@ -84,7 +87,7 @@ export class Feed {
     this._join();
   }
 
-  /** Leaves the others, for good. */
+  /** Leave the other tabs for good. */
   stop() {
     for (const off of this._offs.splice(0)) off();
     this._leave();
@@ -92,9 +95,9 @@ export class Feed {
   }
 
   /**
-   * This session's frames are wanted.
+   * Request the frames of this session.
    * @param {string} session
-   * @returns {() => void} they are no longer
+   * @returns {() => void} ends the request
    */
   watch(session) {
     this._wanted.set(session, (this._wanted.get(session) ?? 0) + 1);
@@ -110,32 +113,37 @@ export class Feed {
     };
   }
 
-  /** @param {(events: any[]) => void} fn gets what comes live, in order */
+  /** @param {(events: any[]) => void} fn gets live events, in order */
   on(fn) {
     return listen(this._listeners.events, fn);
   }
 
   /**
-   * A stream has begun, or something was missed: read up to the head, once. `isContinued`: the stream went on where it
-   * was, so that no own kind of any session was missed; frames of a session that was not watched before may be.
+   * `fn` is called when a stream has started or events were missed. It reads up to the head, once.
+   * `isContinued`: the stream resumed from its position. Then no own event of any session was
+   * missed. Frames may be missing for a session that was not watched before.
    * @param {(begun: {isContinued: boolean}) => void} fn
    */
   onBegin(fn) {
     return listen(this._listeners.begin, fn);
   }
 
-  /** @param {(gap: {session: string, first: number, last: number}) => void} fn retention has taken these */
+  /**
+   * @param {(gap: {session: string, first: number, last: number}) => void} fn gets the seqs that retention deleted
+   */
   onGap(fn) {
     return listen(this._listeners.gaps, fn);
   }
 
-  /** Somebody looks, the network is back, or somebody was let in: what waits is tried now. */
+  /**
+   * Retry now. Called when the tab becomes visible, when the network is back, and after a login.
+   */
   nudge() {
     if (this._stream) this._stream.nudge();
     else this._ask("nudge");
   }
 
-  // -- coming and going ---------------------------------------------------------------------------------------------
+  // -- joining and leaving ------------------------------------------------------------------------
 
   async _join() {
     this.tab = randomId();
@@ -155,7 +163,7 @@ export class Feed {
       onDeposed: () => this._follow(),
     }));
     await election.start();
-    if (this._election !== election) return; // Gone again meanwhile.
+    if (this._election !== election) return; // The tab left during the await.
     this._askedAt = this._in.now();
     this._post({ type: "watching", tab: this.tab, sessions: [...this._wanted.keys()], isNew: true });
   }
@@ -179,31 +187,33 @@ export class Feed {
       this._offs.push(() => target?.removeEventListener(type, fn));
     };
     on(window, "online", () => this.nudge());
-    // A server on this machine is still there, and one elsewhere would be taken for live until the silence is too long.
-    // Another connection tells which it is.
+    // A server on this machine is still reachable. A remote server would look live until the
+    // silence limit. A new connection shows which case it is.
     on(window, "offline", () => this._stream?.reopen());
     on(document, "visibilitychange", () => document?.visibilityState === "visible" && this._comeBack());
     on(document, "resume", () => this._comeBack());
-    // A page that is kept to be gone back to must not keep the lock, and is not heard by anybody.
+    // A page in the back/forward cache must not hold the lock, and gets no messages.
     on(window, "pagehide", () => this._leave());
     on(window, "pageshow", (event) => event.persisted && !this._channel && !this._stream && this._join());
     const timer = setInterval(() => this._look(), this._in.look_milliseconds);
     this._offs.push(() => clearInterval(timer));
   }
 
-  /** After sleep, or out of sight: nobody knows what was missed, and to read once costs little. */
+  /**
+   * After sleep, or after being hidden, the tab may have missed messages. One read costs little.
+   */
   _comeBack() {
     this.nudge();
     if (this._hasBegun) this._begin({ isContinued: false });
   }
 
-  // -- leading ------------------------------------------------------------------------------------------------------
+  // -- the leader ---------------------------------------------------------------------------------
 
   _lead() {
     this._term = Math.max(this._in.now(), this._term + 1);
     this._watching.set(this.tab, [...this._wanted.keys()]);
     this._askedAt = null;
-    // Those that were here before us are asked; what they want comes while the stream is being opened.
+    // Ask the existing tabs for their sessions. The replies arrive while the stream opens.
     this._post({ type: "who", ...this._signed() });
     this._stream = new Stream({
       open: (position, aborted) => this._open(position, aborted),
@@ -225,7 +235,7 @@ export class Feed {
     });
   }
 
-  /** We lead no longer, and hear from now on. */
+  /** This tab has lost the leadership. It follows from now on. */
   _follow() {
     this._stream?.stop();
     this._stream = null;
@@ -246,14 +256,14 @@ export class Feed {
     return this._in.fetch(path, { headers: { Accept: "text/event-stream" }, signal: aborted, cache: "no-store" });
   }
 
-  /** @param {boolean} [isExact] also when there are only fewer than before */
+  /** @param {boolean} [isExact] also reopen if the set only became smaller */
   _openAnewIfNeeded(isExact = false) {
     const wanted = this._watching.all();
     const isNew = [...wanted].some((session) => !this._opened.has(session));
     if (this._stream && (isNew || (isExact && wanted.size < this._opened.size))) this._stream.reopen();
   }
 
-  /** Now and then, when there is nothing else: whoever is gone watches nothing. */
+  /** Drop the sessions of closed tabs. Runs when a batch has no events. */
   async _sweep() {
     const living = await this._election?.living();
     if (!living || !this._stream) return;
@@ -271,7 +281,7 @@ export class Feed {
     this._post({ type: "state", connection: connection.value, position, hasBegun, ...this._signed() });
   }
 
-  // -- hearing ------------------------------------------------------------------------------------------------------
+  // -- messages from other tabs -------------------------------------------------------------------
 
   /** @param {any} said by another tab */
   _hear(said) {
@@ -290,7 +300,8 @@ export class Feed {
 
   /** @param {any} said */
   _hearLeader(said) {
-    // While we lead, another can only be one that was deposed, or the one that has deposed us: that the lock tells.
+    // While this tab leads, another leader is either deposed or has deposed this tab. The lock
+    // reports the second case.
     if (said.term < this._term || this._stream) return;
     this._term = said.term;
     this._heardAt = this._in.now();
@@ -307,7 +318,7 @@ export class Feed {
 
   /** @param {import("./stream.js").Batch} batch */
   _deliver(batch) {
-    // Somebody was not listened to for a while, and something may have been said meanwhile.
+    // This tab ignored or missed messages, and events may have been among them.
     if (!this._hasBegun || batch.from !== this._position) this._begin({ isContinued: false });
     this._position = batch.position;
     for (const gap of batch.gaps) tell(this._listeners.gaps, gap);
@@ -320,7 +331,7 @@ export class Feed {
     tell(this._listeners.begin, { isContinued });
   }
 
-  /** Is there a leader, and does it do what it should? */
+  /** Check that there is a leader and that it does its work. */
   _look() {
     if (this._stream || !this._election) return;
     const now = this._in.now();
@@ -330,7 +341,7 @@ export class Feed {
       this._askedAt = now;
       this._election.steal();
     } else if (now - this._heardAt > this._in.leader_silence_milliseconds_max) this._ask("ping");
-    // Its timers may be slowed down, and ours are not.
+    // The browser may throttle the leader's timers, but not those of this tab.
     else if (retryAt !== null && now > retryAt + LOOK_MILLISECONDS) this._ask("nudge");
   }
 
@@ -341,9 +352,11 @@ export class Feed {
     this._post({ type, tab: this.tab });
   }
 
-  // -- saying -------------------------------------------------------------------------------------------------------
+  // -- messages to other tabs ---------------------------------------------------------------------
 
-  /** Once for all changes of a moment: to go from one session to the next is one. */
+  /**
+   * Send once for all changes of a microtask: switching from one session to another is one change.
+   */
   _tellWhatWeWatch() {
     if (this._isTelling) return;
     this._isTelling = true;
@@ -388,7 +401,7 @@ function tell(listeners, value) {
     try {
       if (listeners.has(listener)) listener.fn(value);
     } catch (error) {
-      // One that fails keeps nobody else from hearing.
+      // A listener that throws must not stop the others.
       (globalThis.reportError ?? console.error)(error);
     }
   }

@@ -1,11 +1,12 @@
-// Which tab has the stream: the one that holds a lock of the browser.
+// Elect the tab that reads the stream, by a Web Lock.
 //
-// A browser allows six connections to one server, so ten tabs with a stream each would stand still. The lock is given
-// by the browser to one tab at a time, and to the next one in the moment in which that tab is gone, however it went.
-// A tab that holds it and does not act (browsers freeze tabs that nobody sees) is deposed: the lock can be stolen, and
-// its old holder is told so when it acts again.
+// A browser allows six connections to one server, so ten tabs with a stream each would block. The
+// browser gives the lock to one tab at a time, and to the next tab as soon as that tab ends, for
+// any reason. A holder that does not act (browsers freeze hidden tabs) is deposed: another tab
+// steals the lock, and the old holder learns it when it runs again.
 //
-// Each tab also holds a lock of its own name for as long as it lives, by which the others know who is left.
+// Each tab also holds a lock with its own name while it lives. The other tabs use these locks to
+// see which tabs are alive.
 // @ts-check
 
 const TAB = "banksman-tab-";
@@ -13,7 +14,7 @@ const TAB = "banksman-tab-";
 export class Election {
   /**
    * @param {{locks: LockManager, name: string, tab: string, onElected: () => void, onDeposed: () => void}} given
-   *   `onElected` and `onDeposed` take turns
+   *   `onElected` and `onDeposed` are called alternately
    */
   constructor({ locks, name, tab, onElected, onDeposed }) {
     this._locks = locks;
@@ -23,23 +24,26 @@ export class Election {
     this._onDeposed = onDeposed;
     this._isOver = false;
     this.isLeader = false;
-    /** @type {AbortController | null} Of the request that waits. */
+    /** @type {AbortController | null} The controller of the waiting request. */
     this._waiting = null;
     /** @type {(() => void) | null} */
     this._release = null;
-    /** @type {object | null} Whose turn it is to wait and to hold: each has one, and one that was replaced ends. */
+    /** @type {object | null} Identifies the current `_run` loop. A loop that was replaced ends. */
     this._turn = null;
     /** @type {(() => void) | null} */
     this._releaseTab = null;
   }
 
-  /** Resolves when this tab is known to live. Whoever says hello before might be dropped as one that is gone. */
+  /**
+   * Resolves when the other tabs can see that this tab is alive. A message sent earlier could be
+   * dropped as the message of a dead tab.
+   */
   async start() {
     await this._holdTab();
     this._run(false);
   }
 
-  /** For good: whoever waits is elected. */
+  /** Stop for good. The next waiting tab is elected. */
   stop() {
     this._isOver = true;
     this._waiting?.abort();
@@ -47,14 +51,14 @@ export class Election {
     this._releaseTab?.();
   }
 
-  /** Takes the lock from whoever has it. */
+  /** Take the lock from its holder. */
   steal() {
     if (this._isOver || this.isLeader) return;
     this._waiting?.abort();
     this._run(true);
   }
 
-  /** @returns {Promise<Set<string>>} the tabs that live */
+  /** @returns {Promise<Set<string>>} the tabs that are alive */
   async living() {
     const { held } = await this._locks.query();
     const names = (held ?? []).map((lock) => lock.name ?? "").filter((name) => name.startsWith(TAB));
@@ -83,11 +87,12 @@ export class Election {
     for (let steal = isStolen; this._turn === turn && !this._isOver; steal = false) {
       const waiting = (this._waiting = new AbortController());
       try {
-        // A request that steals does not wait, so there is nothing to be aborted.
+        // A request that steals does not wait, so there is nothing to abort.
         const how = steal ? { steal } : { signal: waiting.signal };
         await this._locks.request(this._name, how, () => this._lead(turn));
       } catch {
-        // Stolen from us, or we do not wait any more. Both are told by what is so below.
+        // The lock was stolen, or the wait was aborted. The code below checks the state, so both
+        // cases end there.
       }
       if (this._turn === turn) this._resign();
     }
@@ -95,11 +100,11 @@ export class Election {
 
   /**
    * @param {object} turn
-   * @returns {Promise<void>} which lasts as long as we lead
+   * @returns {Promise<void>} pending while this tab leads
    */
   _lead(turn) {
     return new Promise((release) => {
-      // Given to us when we had just turned to stealing, or to going.
+      // The lock arrived after this tab began to steal it or to stop.
       if (this._isOver || this._turn !== turn) {
         release();
         return;

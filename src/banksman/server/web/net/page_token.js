@@ -1,11 +1,11 @@
-// The page's token: kept where only this origin can read it, and sent as a header.
+// The page's token: stored where only this origin can read it, and sent as a header.
 //
-// Not as a cookie: browsers send a cookie to every port of a host, so that any program that listens on this machine
-// would receive it. `localStorage` belongs to one origin, port included, and is shared by its tabs. Where a browser has
-// it switched off, the token lasts as long as the tab.
+// It is not a cookie: browsers send a cookie to every port of a host, so any program that listens
+// on this machine would receive it. `localStorage` belongs to one origin, including the port, and
+// its tabs share it. If the browser has it switched off, the token lasts as long as the tab.
 // @ts-check
 
-/** Two servers behind one proxy have one origin, and differ by their prefix. */
+/** Two servers behind one proxy have the same origin and different prefixes. */
 const KEY = `banksman-token ${globalThis.location?.pathname ?? ""}`;
 
 /** @type {string | null} */
@@ -35,12 +35,12 @@ export function keepToken(token) {
   try {
     storage()?.setItem(KEY, token);
   } catch {
-    // Storage is full or switched off: this tab has it.
+    // The storage is full or switched off. Only this tab has the token.
   }
 }
 
 /**
- * Calls back when another tab has logged in.
+ * Call `listener` when another tab has logged in.
  * @param {() => void} listener
  */
 export function onTokenElsewhere(listener) {

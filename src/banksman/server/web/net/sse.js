@@ -1,17 +1,21 @@
-// Server-sent events out of bytes, however the network has cut them.
+// Parse server-sent events from bytes in chunks of any size.
 //
-// Written by hand instead of EventSource, whose errors say nothing (a wrong token and a server that is gone look the
-// same) and which goes on by itself. It follows the specification (WHATWG HTML, 9.2.6): lines end with LF, CRLF or CR,
-// a message ends with an empty line, and what was not ended so is thrown away.
+// EventSource is not used, because its errors have no cause (a wrong token and a dead server look
+// the same) and because it reconnects without control. The parser follows the specification (WHATWG
+// HTML, 9.2.6): lines end with LF, CRLF or CR, a message ends with an empty line, and an incomplete
+// message is discarded.
 //
-// A message has a bound, since what answers need not be our server: a proxy's page without a line end would else fill
-// the memory. Beyond it the parser throws, and its stream is over.
+// The size of a message is bounded, because the response may come from another program: a proxy's
+// page without a line end would fill the memory. Beyond the bound the parser throws, and its stream
+// ends.
 // @ts-check
 
-/** Larger than any frame that the server takes from an agent, written as JSON inside JSON. */
+/** Larger than any frame that the server accepts from an agent, encoded as JSON inside JSON. */
 export const MESSAGE_CHARACTERS_MAX = 128 << 20;
 
-/** @typedef {{id: string | null, event: string | null, data: string}} Message `id` null: it has none of its own. */
+/**
+ * @typedef {{id: string | null, event: string | null, data: string}} Message `id` null: the message has no id.
+ */
 
 export class TooLong extends Error {}
 
@@ -20,7 +24,7 @@ export class Parser {
   constructor(charactersMax = MESSAGE_CHARACTERS_MAX) {
     this._charactersMax = charactersMax;
     this._decoder = new TextDecoder("utf-8");
-    /** @type {string[]} The line that has not ended yet, in the pieces in which it came: joined once, at its end. */
+    /** @type {string[]} The pieces of the incomplete line. They are joined once, at its end. */
     this._pieces = [];
     this._size = 0;
     this._endedWithCarriageReturn = false;
@@ -39,13 +43,13 @@ export class Parser {
 
   /**
    * @param {Uint8Array} bytes
-   * @returns {Message[]} those that have ended with these
+   * @returns {Message[]} the messages that these bytes complete
    */
   push(bytes) {
     /** @type {Message[]} */
     const messages = [];
     let text = this._decoder.decode(bytes, { stream: true });
-    // CR LF is one line end, also when it was cut between the two.
+    // CR LF is one line end, even if a chunk boundary splits it.
     if (this._endedWithCarriageReturn && text) {
       this._endedWithCarriageReturn = false;
       if (text.startsWith("\n")) text = text.slice(1);
@@ -78,7 +82,8 @@ export class Parser {
    */
   _line(line) {
     if (line === "") return this._ended();
-    // A comment begins with a colon, and so is a field without a name, which nobody knows.
+    // A comment begins with a colon. It is then a field with an empty name, which is ignored as
+    // unknown.
     const colon = line.indexOf(":");
     const name = colon < 0 ? line : line.slice(0, colon);
     const value = colon < 0 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);

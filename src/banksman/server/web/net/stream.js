@@ -1,23 +1,26 @@
-// One event stream to the server, kept up for as long as somebody wants it.
+// One event stream from the server, reconnected until it is stopped.
 //
-// It is a place in the order of the store's commits (the position), and it goes on from there however often the
-// connection is lost. It says what it is doing at every moment. Three rules make it right:
-//  - It has begun when the server has answered, and says so before anything that comes by it: what was committed before
-//    can be read by pages, and what comes after comes by the stream.
-//  - A timer only ever decides when it is tried again, and never whether: browsers slow the timers of a tab that nobody
-//    sees, so everything that a timer would do is also done by a nudge (the tab is seen again, the network is back,
-//    another tab asks).
-//  - Whoever wants it opened anew, with other sessions, while it is being opened, waits for that: so a hundred wishes
-//    are two requests, without a timer.
+// The stream has a position in the order of the store's commits, and it resumes from there after
+// each lost connection. It reports its state at every moment. Three rules make it correct:
+//  - The stream starts when the server has responded, and it reports the start before any of its
+//    events. Earlier commits can be read by pages, and later ones arrive by the stream.
+//  - A timer only decides when a retry happens, never whether. Browsers throttle the timers of
+//    hidden tabs. So everything that a timer does, a nudge does too (the tab is visible again, the
+//    network is back, another tab asks).
+//  - A request to reopen the stream, with other sessions, waits while the stream is opening. So a
+//    hundred requests to reopen cause two connections, without a timer.
 // @ts-check
 import { Problem, problemOf } from "./api.js";
 import { Parser } from "./sse.js";
 
-/** The server says something every 15 s. Longer than two of these means that nobody is there. */
+/**
+ * The server sends a message every 15 s. After more than two of these intervals the connection is
+ * dead.
+ */
 export const SILENCE_MILLISECONDS_MAX = 40_000;
-/** Somebody looks: so long a silence is then reason enough to try another connection. */
+/** When the tab becomes visible, a silence of this length is reason enough for a new connection. */
 const DOUBT_MILLISECONDS = 20_000;
-/** A place that is so old is given up: all that was missed meanwhile is sooner read by pages, from its end. */
+/** An older position is given up: reading by pages, from the end, is faster than catching up. */
 export const AWAY_MILLISECONDS_MAX = 60_000;
 const OPENING_MILLISECONDS_MAX = 15_000;
 const PAUSE_MILLISECONDS_FIRST = 250;
@@ -25,9 +28,9 @@ export const PAUSE_MILLISECONDS_MAX = 5_000;
 
 /**
  * @typedef {{state: "connecting" | "live" | "waiting" | "offline" | "refused" | "ending", detail: string,
- *   retryAt: number | null}} State `retryAt`: when it is tried again, in milliseconds since 1970
+ *   retryAt: number | null}} State `retryAt`: the time of the next attempt, in milliseconds since 1970
  * @typedef {{events: any[], gaps: {session: string, first: number, last: number}[], from: string | null,
- *   position: string | null}} Batch what one piece of the network has brought; `from`: the position before it
+ *   position: string | null}} Batch the messages of one network read; `from`: the position before them
  */
 
 /** @type {State} */
@@ -46,7 +49,7 @@ export class Stream {
    *   now?: () => number,
    *   random?: () => number,
    *   isOnline?: () => boolean,
-   * }} given `position` null: at the end of what there is
+   * }} given `position` null: start at the end of the log
    */
   constructor(given) {
     this._given = given;
@@ -68,7 +71,7 @@ export class Stream {
     this._ended = this._run();
   }
 
-  /** Ends it. Nothing is told after this. */
+  /** Stop the stream. No callback is called after this. */
   stop() {
     this._isOver = true;
     this._connection?.abort();
@@ -76,13 +79,16 @@ export class Stream {
     return this._ended;
   }
 
-  /** Opens it anew, from where it is, since something about it shall be otherwise. */
+  /** Reconnect from the current position, because the request must change. */
   reopen() {
     if (this._phase === "opening") this._isStale = true;
     else if (this._phase === "open") this._connection?.abort();
   }
 
-  /** Somebody looks, or the network is back: what waits is done now, and what is doubtful is done again. */
+  /**
+   * Retry now if the stream pauses, and reconnect if the connection has been silent. Called when
+   * the tab becomes visible or the network is back.
+   */
   nudge() {
     if (this._phase === "pausing") {
       this._failures = 0;
@@ -119,7 +125,7 @@ export class Stream {
       return await this._read(answer);
     } catch (error) {
       if (this._isOver) return 0;
-      // We have let go of it ourselves, and know why.
+      // This object aborted the connection, for a known reason.
       if (connection.signal.aborted && connection.signal.reason !== SILENT) return 0;
       return this._lost(error);
     } finally {
@@ -130,7 +136,7 @@ export class Stream {
   }
 
   /**
-   * Lets go of a connection on which nothing is heard.
+   * Abort a connection that is silent for too long.
    * @param {AbortController} connection
    */
   _watch(connection) {
@@ -165,7 +171,7 @@ export class Stream {
 
   /**
    * @param {import("./sse.js").Message[]} messages
-   * @returns {any} the server's last word, if it was one of them
+   * @returns {any} the `stream.closing` message, if it was one of them
    */
   _take(messages) {
     if (!messages.length) return null;
@@ -185,7 +191,7 @@ export class Stream {
     }
     this.position = batch.position;
     this._placedAt = this._now();
-    // Also when there is nothing in it: whoever listens hears that it lives, and where it is.
+    // Also for an empty batch: the listener learns that the stream is alive, and its position.
     this._given.onBatch(batch);
     if (isLive) {
       this._failures = 0;
@@ -197,7 +203,8 @@ export class Stream {
   /** @param {Problem} problem */
   _refused(problem) {
     if (problem.status === 410) {
-      // The store's history is another one: an older copy was put in its place. From its end, and all is read again.
+      // The store has another history: an older copy replaced it. Start at its end, and read
+      // everything again.
       this.position = null;
       return this._failed("connecting", "The server has another history; the page reads it again.", 1);
     }
@@ -225,7 +232,9 @@ export class Stream {
     return milliseconds;
   }
 
-  /** Longer each time, and not the same for all who have lost the same server. */
+  /**
+   * Exponential backoff with jitter, so that the clients of one server do not reconnect together.
+   */
   _pause() {
     const most = Math.min(PAUSE_MILLISECONDS_MAX, PAUSE_MILLISECONDS_FIRST * 2 ** this._failures);
     this._failures = Math.min(this._failures + 1, 10);

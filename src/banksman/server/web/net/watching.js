@@ -1,15 +1,19 @@
-// Which sessions' frames anybody wants to see: each tab's wishes, and all of them together.
+// The sessions whose frames are wanted: the set of each tab, and the union of all tabs.
 //
-// Own kinds come of every session; frames (what the agent says, the most by far) only of those that a tab shows.
-// A wish that is gone costs nothing but bytes, so that only a new one is reason to open the stream anew.
+// The stream carries the own events of every session. It carries frames (the output of the agent,
+// most of the volume) only for sessions that a tab shows. A stale entry costs only bytes, so only a
+// new session is a reason to reopen the stream.
 // @ts-check
 
-/** As many as an address has room for. Whoever is beyond it still gets everything by pages, when an own kind comes. */
+/**
+ * As many as fit in a URL. Sessions beyond this get their frames by pages, when an own event
+ * arrives.
+ */
 export const WATCHED_MAX = 200;
 
 export class Watching {
   constructor() {
-    /** @type {Map<string, string[]>} By tab; the one that has changed last is last. */
+    /** @type {Map<string, string[]>} By tab; the tab that changed last is last. */
     this._byTab = new Map();
   }
 
@@ -27,12 +31,12 @@ export class Watching {
     this._byTab.delete(tab);
   }
 
-  /** @param {Set<string>} tabs who is left */
+  /** @param {Set<string>} tabs the tabs that are alive */
   keep(tabs) {
     for (const tab of this._byTab.keys()) if (!tabs.has(tab)) this._byTab.delete(tab);
   }
 
-  /** @returns {Set<string>} the newest wishes, where there are too many */
+  /** @returns {Set<string>} the newest sessions, if there are too many */
   all() {
     const found = new Set([...this._byTab.values()].flat().reverse());
     return new Set([...found].slice(0, WATCHED_MAX));

@@ -1,8 +1,8 @@
-// The page as a whole: which session is open, and what stands where.
+// The page as a whole: which session is open, and where each view goes.
 //
-// The address says which (`#/s/<id>`), so that a reload, a bookmark and the back button do what they should. Each
-// session that is opened gets a context and its views; when another is opened, all of it is ended and nothing of it is
-// left. The list of sessions, the connection and the theme live as long as the page.
+// The URL names the session (`#/s/<id>`), so that a reload, a bookmark and the back button work.
+// Each opened session gets a context and its views. When another session is opened, all of them are
+// destroyed. The list of sessions, the connection and the theme live as long as the page.
 // @ts-check
 
 import { el, listen, replace } from "../dom.js";
@@ -28,7 +28,7 @@ import { mountWelcome } from "./welcome.js";
 
 const TOAST_MILLISECONDS = 5000;
 const TOASTS_MAX = 3;
-/** What is in sight already, and is only told to who listens. */
+/** These are already visible, so they are only announced to screen readers. */
 const SPOKEN = new Set(["question", "note"]);
 
 /** @param {HTMLElement} parent */
@@ -44,11 +44,11 @@ class App {
     this.parent = parent;
     /** @type {any} */
     this.context = null;
-    /** @type {string|null|undefined} undefined: nothing was opened yet */
+    /** @type {string|null|undefined} undefined: no session was opened yet */
     this.opened = undefined;
-    /** @type {(() => void)[]} of the page */
+    /** @type {(() => void)[]} cleanup functions of the page */
     this.offs = [];
-    /** @type {(() => void)[]} of the session that is open */
+    /** @type {(() => void)[]} cleanup functions of the open session */
     this.closings = [];
     this.toasts = el("div", { class: "toasts" });
     this.polite = el("div", { class: "sr-only", role: "status", "aria-live": "polite" });
@@ -126,7 +126,7 @@ class App {
   }
 
   /**
-   * Said to who listens, and shown for a moment.
+   * Announce a text to screen readers, and show it for a moment.
    * @param {string} text
    * @param {string} [kind]
    */
@@ -139,7 +139,7 @@ class App {
     setTimeout(() => toast.remove(), TOAST_MILLISECONDS);
   }
 
-  // -- which session -------------------------------------------------------------------------------------------------
+  // -- the open session ---------------------------------------------------------------------------
 
   #route() {
     const found = /^#\/s\/([^/?]+)/.exec(location.hash);
@@ -153,7 +153,7 @@ class App {
     if (id !== this.opened || id === null) this.#show(id);
   }
 
-  /** An address with a session's name leads to the session: its events carry the id, and nothing else. */
+  /** A URL with a session's name is replaced by the URL with its id: events carry only the id. */
   #resolve() {
     const list = sessions.list.value;
     if (this.opened === null || list.some(({ id }) => id === this.opened)) return;
@@ -176,7 +176,7 @@ class App {
     this.#title();
   }
 
-  /** Without a session. */
+  /** Show the page without a session. */
   #nowhere() {
     return {
       ...this.shared,
@@ -216,7 +216,7 @@ class App {
       showPanel: (/** @type {string} */ name) => this.panel?.show(name),
       hidePanel: () => this.panel?.hide(),
     };
-    // Why it cannot be read is shown where it would be.
+    // The view of the session shows why it cannot be read.
     log.open().catch(() => {});
     return context;
   }
@@ -255,7 +255,7 @@ class App {
     const session = sessions.list.value.find((one) => one.id === this.opened);
     const name = session ? `${session.name ?? session.id} · Banksman` : "Banksman";
     document.title = count ? `(${count}) ${name}` : name;
-    // Where the page was installed; elsewhere the title has to do.
+    // Only an installed page has a badge. Elsewhere the title shows the count.
     const badge = count ? navigator.setAppBadge?.(count) : navigator.clearAppBadge?.();
     badge?.catch(() => {});
   }

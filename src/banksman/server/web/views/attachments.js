@@ -1,4 +1,4 @@
-// Pictures that go with a prompt: pasted, dropped or chosen; as many and as large as a request may carry.
+// Pictures of a prompt: pasted, dropped or chosen, within the limits of a request.
 // @ts-check
 
 import { el, keyed } from "../dom.js";
@@ -7,7 +7,7 @@ import { size } from "./items/words.js";
 
 const TYPES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
 const BYTES_MAX = 5_000_000;
-/** Together they stay below what the server takes in one request. */
+/** The limits keep all pictures together below the server's limit for one request. */
 const COUNT_MAX = 4;
 
 export class Attachments {
@@ -17,7 +17,7 @@ export class Attachments {
     /** @type {{id: number, name: string, mimeType: string, data: string}[]} */
     this.list = [];
     this.count = 0;
-    /** How many are being read, and when they are. */
+    /** The number of calls of `add` that are still reading. `read` resolves after the last one. */
     this.reading = 0;
     /** @type {Promise<void>} */
     this.read = Promise.resolve();
@@ -30,9 +30,9 @@ export class Attachments {
   }
 
   /**
-   * What was pasted or dropped, if there is a picture in it.
+   * Take the files of pasted or dropped data.
    * @param {DataTransfer|null} transfer
-   * @returns {boolean} whether it was for us
+   * @returns {boolean} whether there were any
    */
   take(transfer) {
     const files = [...(transfer?.files ?? [])];
@@ -42,7 +42,8 @@ export class Attachments {
   }
 
   /**
-   * One after the other: what is pasted while another is read comes after it, and in its place.
+   * Read the files one after the other, so that the pictures keep the order in which they were
+   * added.
    * @param {File[]} files
    */
   add(files) {
@@ -61,7 +62,7 @@ export class Attachments {
           "error",
         );
       else if (this.list.length >= COUNT_MAX)
-        this.given.say(`At most ${COUNT_MAX} pictures can be sent at once.`, "error");
+        this.given.say(`At most ${COUNT_MAX} pictures can be sent in one message.`, "error");
       else {
         const data = await base64(file);
         if (this.isOver) return;
@@ -120,7 +121,7 @@ export class Attachments {
 async function base64(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
   let text = "";
-  // In pieces: a function takes only so many arguments.
+  // In chunks: the number of arguments of a function call is limited.
   for (let i = 0; i < bytes.length; i += 0x8000) text += String.fromCharCode(...bytes.subarray(i, i + 0x8000));
   return btoa(text);
 }

@@ -1,8 +1,8 @@
-// Where one writes to the agent, and stops it.
+// The composer: write to the agent, and stop it.
 //
-// What is written is never lost: it is kept for each session in this tab (sessionStorage). What was sent is shown at
-// once, as on its way (pending.js), and is kept and sent until there is an answer (sending.js); if it is refused, it
-// comes back into the field, with the reason.
+// No text is lost. The draft of each session is kept in this tab (sessionStorage). A sent prompt is
+// shown immediately as on its way (pending.js), and is kept and sent until the server responds
+// (sending.js). A refused prompt returns to the field, with the reason.
 // @ts-check
 
 import { el, isComposing, listen, replace } from "../dom.js";
@@ -181,12 +181,12 @@ class Composer {
     this.node.remove();
   }
 
-  // -- asking --------------------------------------------------------------------------------------------------------
+  // -- asking -------------------------------------------------------------------------------------
 
   ask() {
     const { context } = this;
     if (this.attachments.reading) {
-      // Pasted and sent in one breath: it goes with its picture.
+      // The user pasted a picture and sent the prompt right away. Wait until the picture is read.
       this.attachments.read.then(() => this.ask());
       return;
     }
@@ -196,16 +196,18 @@ class Composer {
     const blocks = images.map(({ data, mimeType }) => ({ type: "image", data, mimeType }));
     const prompt = images.length ? [...(text ? [{ type: "text", text }] : []), ...blocks] : text;
     this.#fail(null);
-    // The draft is emptied after it is kept as sent: a tab that ends between the two has it twice, and not never.
+    // The draft is cleared after the outbox has the ask. A tab that ends in between has the text
+    // twice, not lost.
     this.sending.add({ prompt, text, images, priority: this.priority.value, onBusy: this.onBusy.value });
     this.#fill({ text: "", images: [] });
-    // The button that was clicked is disabled now: whoever goes on typing means the field, and no keys.
+    // The clicked button is disabled now. Further typing must go to the field, not to the page's
+    // keys.
     this.text.focus();
     context.toEnd();
   }
 
   /**
-   * Theirs again, who wrote it. What was written meanwhile is not thrown away for what came back.
+   * Put refused or withdrawn asks back into the field. Text that was written in the meantime stays.
    * @param {{text: string, images: any[]}[]} asks
    */
   #giveBack(asks) {
@@ -218,8 +220,8 @@ class Composer {
   #unanswered(error) {
     this.#fail({
       detail: error.detail,
-      hint: "the message is kept, and sent again until the server answers; it is done once",
-      act: { label: "Take it back", do: () => this.#giveBack(this.sending.takeBack()) },
+      hint: "the message is kept and sent again until the server answers; it takes effect once",
+      act: { label: "Stop sending", do: () => this.#giveBack(this.sending.takeBack()) },
     });
   }
 
@@ -251,7 +253,10 @@ class Composer {
     else delete this.receipt.dataset.stopped;
   }
 
-  /** What the log tells comes before what the server tells of the session: whoever sees words can stop them. */
+  /**
+   * The log has the turn before the session list does. So the user can stop a turn as soon as its
+   * text appears.
+   */
   #state() {
     const session = this.context.session.value;
     const isRunning =
@@ -295,11 +300,11 @@ class Composer {
     act.do();
   }
 
-  // -- writing -------------------------------------------------------------------------------------------------------
+  // -- writing ------------------------------------------------------------------------------------
 
   /** @param {KeyboardEvent} event */
   #typed(event) {
-    // While a word is being composed (Japanese, Chinese…) Enter ends the word.
+    // During an IME composition (Japanese, Chinese…) Enter ends the composition.
     if (event.key !== "Enter" || event.shiftKey || event.altKey || isComposing(event)) return;
     event.preventDefault();
     this.ask();
@@ -327,7 +332,7 @@ class Composer {
 
   #changed() {
     this.send.disabled = !this.text.value.trim() && !this.attachments.list.length;
-    // As high as what is in it; the style sheet says how high at most.
+    // Fit the height to the content. The style sheet limits it.
     this.text.style.height = "auto";
     this.text.style.height = `${this.text.scrollHeight}px`;
     this.#keep();
@@ -344,10 +349,10 @@ class Composer {
       sessionStorage.setItem(this.key, JSON.stringify(draft));
     } catch {
       try {
-        // Pictures may be more than a tab can keep: the words never are.
+        // Pictures may exceed the storage of a tab. Keep the text alone.
         sessionStorage.setItem(this.key, JSON.stringify({ ...draft, images: [] }));
       } catch {
-        // A browser that keeps nothing.
+        // The browser has no storage.
       }
     }
   }

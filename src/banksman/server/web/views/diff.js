@@ -1,5 +1,6 @@
-// A change of a file, line by line, with how many came and went. The comparing is in model/diff.js; here it is drawn,
-// in portions, so that a change of a hundred thousand lines does not hold the page.
+// Draw the change of a file line by line, with the numbers of added and removed lines.
+// model/diff.js compares. This module draws in portions, so that a change of a hundred thousand
+// lines does not block the page.
 // @ts-check
 
 import { el, replace } from "../dom.js";
@@ -10,7 +11,7 @@ import { copyButton } from "./items/parts.js";
 
 const ROWS_MAX = 200;
 const MORE_ROWS = 2000;
-/** What is compared: beyond it the beginning is. */
+/** Longer texts are cut to this length before they are compared. */
 const CHARACTERS_MAX = 2_000_000;
 const LINE_CHARACTERS_MAX = 2000;
 
@@ -78,7 +79,7 @@ function cut(text) {
 }
 
 /**
- * The changes that a tool makes: as ACP has them, else from the input of Claude's own tools.
+ * The changes that a tool makes: from ACP's content, else from the input of Claude's tools.
  * @param {Record<string, any>} item
  * @returns {{path: string, before: string|null, after: string|null}[]}
  */

@@ -1,5 +1,5 @@
-// The head of a session: its name (which can be changed there), how it is, what it has cost; and what concerns the page
-// as a whole: the connection, in words, and the theme.
+// The header of a session: its name (editable), its state, its cost. It also has the controls of
+// the whole page: the connection state in words, and the theme.
 // @ts-check
 
 import { el, listen, replace } from "../dom.js";
@@ -8,7 +8,7 @@ import { icon } from "./items/icons.js";
 import { amount, money, STATES } from "./items/words.js";
 import { openHelp } from "./keys.js";
 
-/** From here on the model's window is nearly full. */
+/** From here on the model's context window is nearly full. */
 const FULL = 0.8;
 
 /**
@@ -98,7 +98,7 @@ async function closing(context) {
   const name = session?.name ?? context.id;
   const isBusy = session?.holder || session?.queue?.length;
   const words = isBusy
-    ? `Close “${name}”? Its running turn is stopped, its queued asks are withdrawn. Its log is kept.`
+    ? `Close “${name}”? Its running turn is stopped, its queued asks are refused. Its log is kept.`
     : `Close “${name}”? Its process is ended. Its log is kept.`;
   if (!(await confirmed(words, "Close the session"))) return;
   try {
@@ -126,7 +126,7 @@ function confirmed(words, yes) {
         el(
           "footer",
           null,
-          el("button", { class: "button", value: "no" }, "Leave it"),
+          el("button", { class: "button", value: "no" }, "Keep it open"),
           el("button", { class: "button danger", value: "yes" }, yes),
         ),
       ),
@@ -141,7 +141,7 @@ function confirmed(words, yes) {
 }
 
 /**
- * The name, which becomes a field when it is clicked.
+ * The name. A click turns it into a field.
  * @param {HTMLElement} title
  * @param {any} context
  */
@@ -257,7 +257,7 @@ function drawConnection(node, now) {
   node.dataset.connection = now.state;
   const words = /** @type {HTMLElement} */ (node.lastElementChild);
   const text = connectionWords(now);
-  // What is the same is not said again.
+  // Unchanged text is not set again, so that screen readers do not repeat it.
   if (words.textContent !== text) words.textContent = text;
   node.title =
     now.detail ||
@@ -268,7 +268,7 @@ function drawConnection(node, now) {
 
 /** @param {{state: string, detail?: string, retryAt: number|null}} now */
 function connectionWords({ state, detail, retryAt }) {
-  // Unix time is in seconds; what is larger than any of these is in milliseconds.
+  // Unix time is in seconds. A larger number is in milliseconds.
   const at = retryAt === null || retryAt === undefined ? null : retryAt < 1e11 ? retryAt * 1000 : retryAt;
   const seconds = at === null ? 0 : Math.max(0, Math.ceil((at - Date.now()) / 1000));
   const again = seconds ? `trying again in ${seconds} s` : "trying again";

@@ -1,8 +1,8 @@
-// The help overlay: which keys there are, from the one table that also acts on them.
+// The help overlay: the list of keys, from the table that also handles them.
 
 import { el } from "../dom.js";
 
-/** @type {[string, string[], string][]} group, keys, what they do */
+/** @type {[string, string[], string][]} group, keys, action */
 export const KEYS = [
   ["Go to", ["/"], "find a session"],
   ["Go to", ["j", "k"], "next and previous session"],
@@ -53,7 +53,7 @@ export function helpDialog() {
       ),
     ),
   );
-  // A click beside it closes it, as everywhere.
+  // A click outside of the dialog closes it.
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog) dialog.close();
   });

@@ -1,5 +1,5 @@
-// Who shares the store, below the list of sessions: a line, and each host with its room for whoever wants to see it.
-// Where the store is of one machine there is nothing here.
+// The hosts that share the store, below the list of sessions: a summary line that opens to one row
+// per host. Empty for a store of one machine.
 // @ts-check
 
 import { el, keyed } from "../dom.js";

@@ -1,7 +1,8 @@
-// The keys: one listener, one table, and nothing while somebody writes.
+// Keyboard shortcuts: one listener and one table, inactive while the user types.
 //
-// A key never does what its button does not: it presses the button, or moves the focus to where it is. So what cannot
-// be done is disabled in one place, and a key for it does nothing. With Ctrl, Alt or Meta a key is the browser's.
+// A key never does more than its button: it presses the button, or focuses it. So an impossible
+// action is disabled in one place, and its key does nothing. Keys with Ctrl, Alt or Meta belong to
+// the browser.
 
 import { listen } from "../dom.js";
 import { helpDialog } from "./help.js";
@@ -21,7 +22,7 @@ export function mountKeys(root, context) {
   const off = listen(root, "keydown", (event) => {
     if (event.defaultPrevented || event.isComposing || event.ctrlKey || event.altKey || event.metaKey) return;
     if (event.key === "Escape") return void back(root, event);
-    // What is open in front has the keys.
+    // An open dialog gets the keys.
     if (isWriting(event.target) || root.querySelector("dialog[open]")) {
       if (event.key === "?" && help.open) help.close();
       return;
@@ -35,7 +36,7 @@ export function mountKeys(root, context) {
   };
 }
 
-/** Also the "?" button of a header may open it. */
+/** Exported for the "?" button of a header. */
 export function openHelp(root = document) {
   const help = root.querySelector("dialog.help");
   if (help && !help.open) help.showModal();
@@ -46,7 +47,7 @@ function isWriting(target) {
 }
 
 function back(root, event) {
-  // A dialog closes itself.
+  // An open dialog handles Escape.
   if (root.querySelector("dialog[open]") || !isWriting(event.target)) return;
   event.target.blur();
   event.preventDefault();
@@ -91,7 +92,7 @@ function isShown(node) {
   return node.getClientRects().length > 0;
 }
 
-/** The next session of those that the list shows. */
+/** Open the next session of the visible list. */
 function step(root, context, by) {
   const links = [...root.querySelectorAll('nav[aria-label="Sessions"] [data-session]')];
   if (links.length === 0) return false;

@@ -1,10 +1,10 @@
-// Markdown as nodes. The tree comes from model/markdown_blocks.js; here each of its kinds has one element, made by
-// name, with text put in as text. A link goes only where a browser may go (http, https, mailto), says where by its
-// title, and tells nobody where it came from; what else looked like a link stays the text that it was. A picture is a
-// link: the page asks for nothing that an agent names.
+// Draw Markdown as nodes. The tree comes from model/markdown_blocks.js. Each kind of node has one
+// element, with text inserted as text. A link leads only to http, https and mailto, shows its
+// target in its title, and sends no referrer. Any other link stays text. A picture becomes a link:
+// the page requests nothing that an agent names.
 //
-// A text that grows is drawn again only from the first block that has changed (`grow`), so that what one has selected
-// above stays selected and nothing flickers.
+// A growing text is redrawn only from the first changed block on (`grow`), so that a selection
+// above it stays and nothing flickers.
 // @ts-check
 
 import { el } from "../dom.js";
@@ -19,7 +19,7 @@ import { copyButton } from "./items/parts.js";
 /** @typedef {{block: Block, node: Element}} Drawn */
 
 /**
- * Makes `parent` show this text.
+ * Make `parent` show this text.
  * @param {HTMLElement & {drawn?: Drawn[]}} parent
  * @param {string} text
  * @param {Kit} kit
@@ -29,7 +29,7 @@ export function grow(parent, text, kit) {
   const blocks = parse(text);
   let same = 0;
   while (same < drawn.length && same < blocks.length && drawn[same].block.raw === blocks[same].raw) same += 1;
-  // The block that is being written is nearly always the same one, with some words more.
+  // The block that is being written is nearly always the same block with more words.
   if (same < drawn.length && same < blocks.length && lengthen(drawn[same], blocks[same])) {
     drawn[same].block = blocks[same];
     same += 1;
@@ -44,10 +44,10 @@ export function grow(parent, text, kit) {
 }
 
 /**
- * Adds to a block what is new in it, without making anew what was there.
+ * Append the new part of a block, without creating the rest again.
  * @param {Drawn} drawn
  * @param {Block} now
- * @returns {boolean} whether that could be done
+ * @returns {boolean} whether that was possible
  */
 function lengthen({ block, node }, now) {
   if (block.type === "code" && now.type === "code") {
@@ -86,7 +86,7 @@ function isSame(one, other) {
  */
 function nodeOf(block, kit) {
   switch (block.type) {
-    // The page has headings of its own; those of a text begin below them.
+    // The page has its own headings. The headings of a text begin below their level.
     case "heading":
       return el(`h${Math.min(6, block.level + 2)}`, { class: `h${block.level}` }, spans(block.children));
     case "paragraph":
@@ -126,7 +126,7 @@ export function codeBlock(text, language, kit) {
       el("span", null, language || "text"),
       copyButton("Copy code", () => code.textContent, kit),
     ),
-    // What scrolls must be reachable by keys.
+    // Scrollable content must be reachable by keyboard.
     el("pre", { tabIndex: 0, role: "group", "aria-label": language ? `Code, ${language}` : "Code" }, code),
   );
 }
@@ -217,7 +217,7 @@ function span(one) {
 /** @param {Extract<Inline, {type: "link"}>} one */
 function link(one) {
   const inside = one.children.length ? spans(one.children) : [one.href];
-  // Where it would have gone is told: a link that is none looks like a mistake otherwise.
+  // Show the target of a refused link. Otherwise it looks like a mistake.
   if (!isSafe(one.href)) return el("span", { class: "no-link", title: one.href }, inside);
   const words = one.isImage ? ["Picture: ", ...inside] : inside;
   return el("a", { href: one.href, title: one.href, target: "_blank", rel: "noopener noreferrer" }, words);

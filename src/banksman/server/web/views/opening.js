@@ -1,5 +1,5 @@
-// The dialog that opens a session: which agent, in which folder. What is wrong is said there, and nothing that was
-// typed is lost.
+// The dialog that opens a session: agent and folder. Errors are shown in the dialog, and the typed
+// text stays.
 // @ts-check
 
 import { el, listen, replace } from "../dom.js";
@@ -98,7 +98,7 @@ class Opening {
       );
       return;
     }
-    // Those that are here come first.
+    // Installed agents come first.
     agents.sort(
       (/** @type {any} */ a, /** @type {any} */ b) =>
         Number(b.found) - Number(a.found) || Number(a.name === "custom") - Number(b.name === "custom"),
@@ -190,6 +190,6 @@ function keep(last) {
   try {
     localStorage.setItem(KEY, JSON.stringify(last));
   } catch {
-    // Asked again the next time.
+    // The next opening of the dialog asks again.
   }
 }

@@ -1,6 +1,7 @@
-// The side panel: two tabs, the queue and the why. Beside the session where there is room, else a drawer over it.
+// The side panel with two tabs, queue and why. Beside the session if there is room, else a drawer
+// over it.
 //
-// Only the tab that is shown is mounted, since the why asks the server again and again.
+// Only the visible tab is mounted, because the why tab polls the server.
 // @ts-check
 
 import { el, listen, replace } from "../dom.js";
@@ -186,6 +187,6 @@ function keep(value) {
   try {
     localStorage.setItem(KEY, value);
   } catch {
-    // It holds until the page is left.
+    // No storage: the choice lasts as long as the page.
   }
 }

@@ -1,8 +1,7 @@
-// Prompts that were sent and that the log has not told of yet: so that what one has sent is seen at once, and seen
-// once.
+// Prompts that were sent and are not in the log yet. Each is shown immediately, and only once.
 //
-// Each is known by the key that it was sent with, which the log has too. So it does not matter whether the log or the
-// answer tells of it first, nor how often it was sent, nor whether another has said the same.
+// Each is identified by its idempotency key, which the log has too. So the order of the log and the
+// response does not matter, nor the number of retries, nor an equal prompt of another user.
 // @ts-check
 
 import { signal } from "../model/signal.js";
@@ -11,11 +10,13 @@ export class Pending {
   constructor() {
     /** @type {{value: any[], subscribe: any}} as items of the transcript */
     this.list = signal([]);
-    /** Keys that the log has told of. @type {Set<string>} */
+    /** Keys that the log has. @type {Set<string>} */
     this.told = new Set();
   }
 
-  /** @param {{ask: string, prompt: any, text: string, images: any[], priority: string}} asked `ask`: its key */
+  /**
+   * @param {{ask: string, prompt: any, text: string, images: any[], priority: string}} asked `ask`: its key
+   */
   add(asked) {
     if (this.told.has(asked.ask)) return;
     const now = Date.now() / 1000;
@@ -39,7 +40,7 @@ export class Pending {
     this.list.value = this.list.value.filter((item) => item.ask !== ask);
   }
 
-  /** @param {any[]} events whichever the log has told of; those that came before are told again, and do nothing */
+  /** @param {any[]} events of the log; events that were passed before have no effect */
   settle(events) {
     for (const { kind, body } of events) {
       if (kind !== "turn.queued" || !body?.key || this.told.has(body.key)) continue;

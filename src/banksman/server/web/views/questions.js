@@ -1,9 +1,10 @@
-// What the agent asks: a card for each question that waits, right above the composer, answered by a click or a key.
+// Cards for open questions, right above the composer, answered by a click or a key.
 //
-// A question has one answer, by whoever came first. So a card is only gone when the log says that the question is over;
-// and where it was answered elsewhere, in another tab or by a rule, the card says so for a while before it goes. A key
-// answers the first card, or the one that has the focus. Neither a key nor a click answers a card that has just been
-// drawn, or that has just taken another's place: it was meant for what was there before.
+// A question has one answer: the first one counts. So a card is removed only when the log says that
+// the question is over. If it was answered elsewhere, in another tab or by a rule, the card says so
+// for a while before it is removed. A key answers the first card, or the focused one. Neither a key
+// nor a click answers a card that was just drawn or just moved: the user meant the previous content
+// of that place.
 
 import { el, isComposing, keyed, set } from "../dom.js";
 import { answeredText, choiceFor, choicesOf, entered, fieldsOf, fold, keysOf, titleOf } from "../model/questions.js";
@@ -13,13 +14,13 @@ import { shownOf } from "./questions/shown.js";
 
 const READ_MILLISECONDS = 400;
 const GOING_MILLISECONDS = 6000;
-// More answers than anybody could be looking at.
+// More answers than one page can show.
 const KNOWN_MAX = 200;
 
 /** @type {Cards|null} the cards that keys answer */
 let current = null;
 
-/** A key that may answer a question. @returns {boolean} whether it did */
+/** Handle a key that may answer a question. @returns {boolean} whether it did */
 export function answerByKey(key) {
   return current?.press(key) ?? false;
 }
@@ -41,8 +42,8 @@ export function mountQuestions(parent, context) {
 }
 
 /**
- * The question, if a card can be made of it. Else what can be answered in any case, with all that came as it came: one
- * that nobody can read must not take away the others, nor the way to say no to it.
+ * Return the question if a card can be made of it. Else return a minimal question with the raw
+ * content. An unreadable question must not hide the others, and the user must be able to deny it.
  */
 function readable(question) {
   try {
@@ -63,19 +64,21 @@ class Cards {
   constructor(context) {
     this.context = context;
     this.section = el("section", { class: "questions", "aria-label": "Questions", hidden: true });
-    /** @type {Map<string, any>} what is shown, by its id: open, or over and on its way out */
+    /**
+     * @type {Map<string, any>} the shown cards by question id: open, or over and about to be removed
+     */
     this.shown = new Map();
     this.timers = new Set();
-    // When a question last made way for the next one.
+    // The time at which a card was last answered or ended, so that the next one took its turn.
     this.changedAt = -Infinity;
   }
 
-  /** Whether this card has been in its place for long enough to be read. */
+  /** Whether this card has been in its place long enough to be read. */
   _isRead(card) {
     return performance.now() - Math.max(this.changedAt, card.seenAt) >= READ_MILLISECONDS;
   }
 
-  /** Draws again when what is there now may be answered. */
+  /** Redraw when the cards may be answered. */
   _drawWhenRead() {
     const timer = setTimeout(() => {
       this.timers.delete(timer);
@@ -117,14 +120,14 @@ class Cards {
     card.state = "over";
     this._moved();
     card.answered = answered;
-    // Whose answer it was is not known before ours has come back: another's may have been first.
+    // Before the response arrives, it is unknown whose answer was first.
     if (card.isOnItsWay) card.words = "Sent…";
     else this._tellEnd(card, answered);
   }
 
   _tellEnd(card, answered) {
     card.words =
-      answered === null ? "It is over." : card.isOurs ? "" : `Answered elsewhere: ${answeredText(answered)}.`;
+      answered === null ? "The question is over." : card.isOurs ? "" : `Answered elsewhere: ${answeredText(answered)}.`;
     if (card.words === "") return this._drop(card);
     this.context.say(`${titleOf(card.question).replace(/[?.]?$/u, ":")} ${card.words}`, "note");
     const timer = setTimeout(() => {
@@ -138,7 +141,7 @@ class Cards {
 
   _drop(card) {
     this.shown.delete(card.question.id);
-    // Whoever answered by the keyboard goes on with the next question, or where they write.
+    // After an answer by keyboard, focus the next question or the composer.
     if (!card.node?.contains(document.activeElement)) return;
     const next = [...this.shown.values()].find((each) => each.state === "open" && each.node);
     const target = next?.buttons[0] ?? document.querySelector('textarea[aria-label="Message"]');
@@ -161,7 +164,7 @@ class Cards {
     const { question } = card;
     const choices = choicesOf(question);
     const fields = fieldsOf(question);
-    // A tab that nobody looks at draws no frame: the time begins when somebody does.
+    // A hidden tab draws no frames. The time begins when the tab is visible.
     card.seenAt = Infinity;
     requestAnimationFrame(() => {
       card.seenAt = performance.now();
@@ -229,7 +232,7 @@ class Cards {
     const isSent = card.state === "sent";
     for (const button of card.buttons) {
       button.disabled = isOver || isSent;
-      // Not `disabled`: the one that is to have the focus next would lose it.
+      // Not `disabled`: the next button to get the focus would lose it.
       set(button, { "aria-disabled": isOver || isSent || this._isRead(card) ? null : "true" });
     }
     card.message.disabled = isOver || isSent;
@@ -287,7 +290,7 @@ class Cards {
 
   _answered(card, choice, answered) {
     if (answered && answered.first === false) {
-      // The log will say so too, and then the card says whose answer it was.
+      // The log reports the answer too, and the card then says who answered.
       card.isOurs = false;
       if (card.state === "over") this._tellEnd(card, card.answered ?? answered);
       else this._end(card, answered);

@@ -1,15 +1,15 @@
-// The queue panel: who has the agent, and who waits in the order in which they will be served.
+// The queue panel: the turn that has the agent, and the waiting asks in the order of service.
 //
-// What is pressed here is shown at once and asked of the server; what the server then says is what is shown. So a
-// cancel that came too late, or a move that somebody else undid, corrects itself. An error is said with its hint, and
-// the row comes back.
+// A change by the user is shown immediately and sent to the server. The server's reply then
+// replaces it. So a late cancel, or a move that another user undid, corrects itself. An error is
+// shown with its hint, and the row returns.
 
 import { el, keyed, listen, set } from "../dom.js";
 import { effect } from "../model/signal.js";
 import { above, rowsOf } from "../model/queue.js";
 import { classOf, clockTime, duration, promptText } from "../model/words.js";
 
-// So long a wish is shown although the server's list does not have it yet.
+// How long a wish is shown although the server's list does not have it yet.
 const WISH_MILLISECONDS = 3000;
 
 /**
@@ -49,7 +49,7 @@ class QueuePanel {
   begin() {
     this.offs = [
       effect([this.context.session], (session) => {
-        // The server has spoken: what was wished for is in it, or was not to be.
+        // The server sent a new state: the wishes are part of it, or were refused.
         if (this.session !== session) this._settle(session);
         this.session = session;
         this.draw();
@@ -66,7 +66,7 @@ class QueuePanel {
     this.section.remove();
   }
 
-  /** What the log says about a turn. Few are asked for, so it is looked up from the end. */
+  /** What the log says about a turn. Lookups are rare, so it searches from the end. */
   known(turn) {
     const events = this.context.own.events.value;
     const asked = events.findLast((event) => event.turn === turn && event.kind === "turn.queued");
@@ -83,7 +83,7 @@ class QueuePanel {
   _settle(session) {
     const waiting = new Set((session?.queue ?? []).map((each) => each.turn));
     for (const turn of this.wishes.cancelled) {
-      // What the server says may have been on its way already when this was pressed.
+      // The server may have sent this state before it got the request.
       const isOld = !this.busy.has(turn) && performance.now() - this.cancelledAt > WISH_MILLISECONDS;
       if (!waiting.has(turn) || isOld) this.wishes.cancelled.delete(turn);
     }
@@ -199,7 +199,7 @@ class QueuePanel {
     set(cancel, { "aria-label": `Cancel ${name}` });
   }
 
-  /** Since when, counting up; only while it can be seen. */
+  /** Update the waiting times, only while they are visible. */
   _tick() {
     if (document.visibilityState !== "visible" || this.section.getClientRects().length === 0) return;
     const now = Date.now() / 1000;
@@ -216,21 +216,21 @@ class QueuePanel {
     const receipt = await this._do(turn, () => this.context.actions.interrupt(this.context.id, turn));
     if (receipt)
       this.context.say(
-        receipt.stopped ? `Stopped, by ${String(receipt.by).replace("_", " ")}.` : "It was over already.",
+        receipt.stopped ? `Stopped, by ${String(receipt.by).replace("_", " ")}.` : "The turn had already ended.",
         "done",
       );
   }
 
   async _cancel(turn) {
     const row = this.list.querySelector(`[data-turn="${CSS.escape(turn)}"]`);
-    // Whoever cancels by the keyboard goes on with the next one.
+    // After a cancel by keyboard, focus the next row.
     const next = row?.contains(document.activeElement) ? (row.nextElementSibling ?? row.previousElementSibling) : null;
     this.wishes.cancelled.add(turn);
     this.cancelledAt = performance.now();
     this.draw();
     next?.parts?.cancel.focus();
     const receipt = await this._do(turn, () => this.context.actions.cancel(this.context.id, turn));
-    if (receipt && receipt.by === "already_over") this.context.say("It was over already.", "done");
+    if (receipt && receipt.by === "already_over") this.context.say("The turn had already ended.", "done");
     else if (receipt) this.context.say("Withdrawn.", "done");
     else this.wishes.cancelled.delete(turn);
     this.draw();
@@ -244,7 +244,7 @@ class QueuePanel {
     this.wishes.moved.push(wish);
     this.draw();
     const answer = await this._do(turn, () => this.context.actions.moveUp(this.context.id, turn, wish.before));
-    // The answer is the queue as it is now: newer than what the page had.
+    // The response contains the current queue. It is newer than the page's copy.
     if (answer?.queue && this.session) this.session = { ...this.session, queue: answer.queue };
     this.wishes.moved = this.wishes.moved.filter((each) => each !== wish);
     this.draw();
@@ -263,7 +263,7 @@ class QueuePanel {
   }
 }
 
-/** What a button is about, in its name. */
+/** The accessible name of a button, with the prompt that it acts on. */
 function called(prompt) {
   return `“${prompt.trim().split("\n", 1)[0].slice(0, 60)}”`;
 }

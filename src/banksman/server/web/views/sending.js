@@ -1,14 +1,17 @@
-// What was sent, until it is answered: one after the other, in the order in which it was written.
+// Send asks until the server responds, one after the other, in the order in which they were
+// written.
 //
-// Nobody knows what became of a request without an answer. So it is sent again with its own key for as long as nobody
-// answers, after a reload and after a visit to another session as well; it is shown as on its way all that time. Only
-// what was refused, or what somebody takes back, is theirs again.
+// The result of a request without a response is unknown. So the ask is sent again with the same key
+// until a response arrives, also after a reload and after a visit to another session. It is shown
+// as on its way all that time. Only a refused or withdrawn ask returns to the composer.
 // @ts-check
 
 import { outbox } from "../model/outbox.js";
 import { randomId } from "../net/api.js";
 
-/** How long nothing is tried while the server is away, unless it is heard of before. */
+/**
+ * The longest pause between attempts while the server is away. A live connection ends the pause.
+ */
 const WAIT_MILLISECONDS_MAX = 5000;
 
 export class Sending {
@@ -44,11 +47,11 @@ export class Sending {
     const ask = { key: randomId(), ...asked };
     const isKept = outbox.add(this.context.id, ask);
     if (!isKept && ask.images.length)
-      this.context.say("The pictures are more than this tab can keep: do not reload it before they are sent.", "info");
+      this.context.say("This tab has no room to store the pictures: do not reload it before they are sent.", "info");
     this.#show(ask);
   }
 
-  /** Whoever does not want to wait: they are sent no more. What has arrived before has arrived. */
+  /** Stop sending all asks. An ask that has already arrived stays accepted. */
   takeBack() {
     const asks = outbox.of(this.context.id);
     for (const ask of asks) this.#forget(ask);
@@ -74,7 +77,8 @@ export class Sending {
         if (!this.isOver) this.given.answered();
         return;
       } catch (error) {
-        // Whoever comes back to this session sends it again, and is told then.
+        // The view is closed, or the ask was withdrawn. The next visit to this session sends it
+        // again and reports the result.
         if (!isWanted()) return;
         if (!isUnknown(error)) {
           this.#forget(ask);
@@ -96,7 +100,9 @@ export class Sending {
     );
   }
 
-  /** What cannot be sent again: once the whole log is known, it is there or it is not. */
+  /**
+   * For asks that cannot be sent again: once the whole log is known, it has the ask or it does not.
+   */
   #look() {
     if (!this.context.own.isComplete.value) return;
     outbox.settle(this.context.id, this.context.own.events.value);
@@ -115,7 +121,7 @@ export class Sending {
 }
 
 /**
- * Nobody answered, or only somebody between here and the server: it may have been done.
+ * No response, or only one of a proxy in between: the request may have taken effect.
  * @param {any} error
  */
 function isUnknown(error) {

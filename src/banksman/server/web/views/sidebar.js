@@ -1,7 +1,8 @@
-// All sessions: which need somebody, which are at work, which are quiet; to be found by name and by state.
+// The list of all sessions, searchable by name and state: sessions that need the user, working
+// sessions, quiet sessions.
 //
-// Those that need somebody are on top. Within a group the newest comes first, by when it was opened and not by when it
-// last spoke, so that the list does not move under the pointer while agents speak.
+// Sessions that need the user are on top. Within a group the newest comes first, by opening time
+// and not by last activity, so that the list does not move under the pointer while agents work.
 // @ts-check
 
 import { el, keyed, listen, replace } from "../dom.js";
@@ -110,7 +111,7 @@ export function mountSidebar(root, shared) {
 
 /** @param {any} session */
 function stateOf(session) {
-  // A server that is older than the page has no glance: its phase is near enough.
+  // A server that is older than the page does not send `state`. The phase is close enough.
   return (
     session.state ??
     (session.questions?.length
@@ -143,7 +144,7 @@ function drawChips(parent, all, state) {
   const counts = new Map();
   for (const one of all) counts.set(stateOf(one), (counts.get(stateOf(one)) ?? 0) + 1);
   const shown = ["", ...[...STATES.keys()].filter((name) => counts.has(name) || name === state.value)];
-  // With one state only there is nothing to choose.
+  // With only one state there is nothing to filter.
   const chips = shown.length > 2 || state.value ? shown : [];
   keyed(
     parent,
@@ -208,7 +209,7 @@ function drawRow(item, session) {
   const name = session.name ?? session.id;
   const words = STATES.get(state) ?? state;
   const queued = session.queue?.length ?? 0;
-  // Which of many hosts has it; on one machine nobody asks.
+  // The host of the session, if there are several hosts.
   const agent = session.host ? `${session.agent} on ${session.host}` : session.agent;
   const facts = [
     words,
@@ -217,7 +218,7 @@ function drawRow(item, session) {
     session.cost ? money(session.cost) : "",
   ].filter(Boolean);
   row.dataset.state = state;
-  // Its name is what it is called by; the rest is told after it.
+  // The accessible name is the session's name; the details follow as a description.
   row.setAttribute("aria-label", name);
   row.setAttribute("aria-description", facts.join(", "));
   row.title = `${name}: ${facts.join(", ")}${session.cwd ? `, in ${session.cwd}` : ""}`;
@@ -259,7 +260,7 @@ function drawEmpty(list, all, shown, shared) {
 }
 
 /**
- * Up and down in the list.
+ * Move the focus up and down in the list.
  * @param {KeyboardEvent} event
  * @param {HTMLElement} nav
  */

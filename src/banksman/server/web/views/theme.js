@@ -1,4 +1,4 @@
-// Light or dark: what the system says, until somebody chooses; the choice is kept in this browser.
+// Light or dark: the system setting, until the user chooses. The choice is kept in this browser.
 // @ts-check
 
 import { signal } from "../model/signal.js";
@@ -39,6 +39,6 @@ function write(value) {
   try {
     localStorage.setItem(KEY, value);
   } catch {
-    // A browser that keeps nothing: it holds until the page is left.
+    // No storage: the choice lasts as long as the page.
   }
 }

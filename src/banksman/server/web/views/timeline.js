@@ -1,16 +1,17 @@
-// The timeline: a strip that shows who had the agent when, and so that no two had it at once.
+// The timeline: a strip that shows which turn had the agent when, and so that no two turns had it
+// at the same time.
 //
-// It owns the strip, its window on the log and its tooltip; model/timeline.js makes spans of the events, timescale.js
-// places them, timeline/drawing.js draws those that can be seen. It promises that an idle page does nothing: it draws
-// when the log or the window changes, and with the clock only while a turn is open and the strip can be seen (once a
-// second for whoever wants no motion).
+// This module owns the strip, its window on the log and its tooltip. model/timeline.js folds the
+// events into spans, timescale.js places them, and timeline/drawing.js draws the visible ones. An
+// idle page does no work: the strip redraws when the log or the window changes. It follows the
+// clock only while a turn is open and the strip is visible (once a second with reduced motion).
 //
-// The window is in one of three modes. `live`: the last turns, up to now, whatever comes. `all`: everything. `free`:
-// what somebody has chosen by zooming or panning; nothing moves under them there.
+// The window has three modes. `live`: the last turns up to now. `all`: everything. `free`: a range
+// that the user has chosen by zooming or panning; nothing moves it.
 //
-// For who cannot see it, the picture is one image with a sentence, and beside it, out of sight, is a list of the turns
-// in words. The list is also the keyboard's way in: arrows go from turn to turn, the picture shows which, Enter reads
-// it.
+// For screen readers the picture is one image with a sentence, and a visually hidden list describes
+// the turns. The list also gives the keyboard access: arrows move from turn to turn, the picture
+// marks the turn, Enter opens it.
 
 import { el, listen, replace, set, svg } from "../dom.js";
 import { Timeline } from "../model/timeline.js";
@@ -20,7 +21,7 @@ import { heightOf, lanesOf, layoutOf } from "./timeline/layout.js";
 import { legend } from "./timeline/legend.js";
 import { summary, turnLine, turnTip } from "./timeline/words.js";
 
-// What the live view shows: so many turns, and no more than so many seconds of work.
+// The live view shows at most this many turns and seconds of work.
 const LIVE_TURNS = 14;
 const LIVE_SECONDS = 600;
 const SCALE_MAX = 5000;
@@ -54,7 +55,7 @@ class Strip {
     this.focused = null;
     this.frame = 0;
     this.timer = 0;
-    // Of the events that were taken in, to see whether there are more now or others.
+    // Identifies the events that were added, to tell whether the log has grown or was replaced.
     this.taken = { count: 0, first: undefined, last: undefined };
     this.calm = matchMedia("(prefers-reduced-motion: reduce)");
     this._build();
@@ -91,7 +92,7 @@ class Strip {
     this.empty = el(
       "p",
       { class: "timeline-empty" },
-      "No asks yet. The timeline shows which turn runs, which asks wait, and that no two turns run at once.",
+      "No asks yet. The timeline shows which turn runs, which asks wait, and that no two turns run at the same time.",
     );
     this.section = el(
       "section",
@@ -137,7 +138,7 @@ class Strip {
     this.section.remove();
   }
 
-  /** The log as it is now: more than before, or another one. */
+  /** Take the current log: it has grown, or it is another one. */
   take(events) {
     const { count, first, last } = this.taken;
     const isMore = count === 0 || (events[0]?.seq === first && events[count - 1]?.seq === last);
@@ -155,7 +156,7 @@ class Strip {
     return Math.max(this.timeline.to, Date.now() / 1000 + this.timeline.offset);
   }
 
-  // -- the window -----------------------------------------------------------------------------------------------------
+  // -- the window ---------------------------------------------------------------------------------
   show(mode) {
     this.mode = mode;
     this.redraw();
@@ -184,7 +185,7 @@ class Strip {
     if (this.mode === "live") this.scale = Math.min(SCALE_MAX, timescale.fitFrom(this._liveFrom(), room));
     const whole = timescale.width(this.scale);
     if (this.mode !== "free") this.left = whole > room ? whole - room : 0;
-    // Some of the picture is always in sight.
+    // A part of the picture always stays visible.
     this.left = Math.max(-this.width / 2, Math.min(this.left, whole - this.width / 2));
     if (whole <= room) this.left = Math.min(this.left, 0);
   }
@@ -197,7 +198,7 @@ class Strip {
     return Math.max(first, earliest);
   }
 
-  // -- drawing --------------------------------------------------------------------------------------------------------
+  // -- drawing ------------------------------------------------------------------------------------
   get isSeen() {
     return document.visibilityState === "visible" && this.section.clientWidth > 0;
   }
@@ -227,7 +228,9 @@ class Strip {
     this._again();
   }
 
-  /** With the clock, as long as something grows in sight. A growth of less than half a pixel is not worth a drawing. */
+  /**
+   * Redraw with the clock while a visible span grows. Growth of less than half a pixel is skipped.
+   */
   _again() {
     const end = this.layout.scale.width(this.scale) - this.left;
     const grows = this.timeline.isHeld || (this.timeline.isLive && this.layout.scale.end >= this.now - 1);
@@ -260,7 +263,7 @@ class Strip {
     const turns = this.timeline.turns.slice(-LISTED_MAX);
     if (!turns.some((turn) => turn.id === this.focused)) this.focused = null;
     const current = this.focused ?? turns.at(-1)?.id;
-    // Rebuilt as a whole it would lose the focus, so its buttons are kept.
+    // A full rebuild would lose the focus, so the buttons are kept.
     const had = new Map([...this.list.querySelectorAll("button")].map((button) => [button.dataset.listed, button]));
     const items = turns.map((turn) => {
       const button =
@@ -280,7 +283,7 @@ class Strip {
     while (this.list.children.length > items.length) this.list.lastChild.remove();
   }
 
-  // -- pointing -------------------------------------------------------------------------------------------------------
+  // -- the pointer --------------------------------------------------------------------------------
   _node(event) {
     const node = event.target.closest?.("svg g > g");
     return node && this.drawing.tips.has(node) ? node : null;
@@ -293,7 +296,7 @@ class Strip {
   }
 
   _click(event) {
-    // The pointer is on what it went down on: a capture would name the view instead.
+    // Use the node under the pointer: with a pointer capture, the event names the view instead.
     const target = document.elementFromPoint(event.clientX, event.clientY);
     const node = target?.closest("svg g > g");
     const seq = node ? this.drawing.seqs.get(node) : undefined;
@@ -318,7 +321,7 @@ class Strip {
     if (turn) this.context.jump(turn.segments.find((each) => each.phase === "running")?.seq ?? turn.seq);
   }
 
-  // -- the keyboard ---------------------------------------------------------------------------------------------------
+  // -- the keyboard -------------------------------------------------------------------------------
   _key(event) {
     const button = event.target.closest("button");
     if (!button || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -350,7 +353,7 @@ class Strip {
     this.redraw();
   }
 
-  /** Bring it into sight, if it is not. */
+  /** Scroll a turn into view if necessary. */
   _reveal(turn) {
     const first = turn.segments[0];
     const last = turn.segments.at(-1);
@@ -362,7 +365,7 @@ class Strip {
     this.mode = "free";
   }
 
-  /** Show which turn the keyboard is at. */
+  /** Mark the turn that has the keyboard focus. */
   _mark() {
     for (const node of this.svg.querySelectorAll(".is-focused")) node.classList.remove("is-focused");
     const turn = this.focused === null ? null : this.timeline.turn(this.focused);

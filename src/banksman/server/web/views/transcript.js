@@ -1,11 +1,11 @@
-// The transcript: a session's log as it is read, from any place in it.
+// The transcript view: a session's log, readable from any place in it.
 //
-// It owns the model (model/transcript.js), the list of what is seen of it (virtual.js), and the way through the log:
-// near the top older events are loaded, near the bottom of a window that is not live newer ones. Events are taken in as
-// they come and drawn once per frame.
+// It owns the model (model/transcript.js), the list of visible items (virtual.js), and the paging
+// through the log. Near the top it loads older events; near the bottom of a window that is not live
+// it loads newer ones. It adds events as they arrive and draws once per frame.
 //
-// Who listens hears of new text when it is complete, in a region of its own: the list itself is silent, since nodes
-// come and go in it as one scrolls.
+// Screen readers get new text when it is complete, from a separate live region. The list itself is
+// silent, because scrolling adds and removes its nodes.
 // @ts-check
 
 import { el, listen, replace } from "../dom.js";
@@ -15,9 +15,9 @@ import { itemView } from "./items/item.js";
 import { ending } from "./items/words.js";
 import { VirtualList } from "./virtual.js";
 
-/** Told to who listens, of one text. */
+/** The longest announcement of one text to screen readers. */
 const TOLD_CHARACTERS_MAX = 600;
-/** Pages that are read only to fill the view, and not because somebody scrolls: many events may be one item. */
+/** Pages that are read only to fill the view, without scrolling: many events may make one item. */
 const FILLING_MAX = 3;
 const LINE_CHARACTERS = 95;
 const GUESSES = new Map([
@@ -58,11 +58,11 @@ class TranscriptView {
     this.fillings = 0;
     this.hasScrolled = false;
     this.width = "";
-    /** How many items there were when one left the end. @type {number|null} */
+    /** The number of items when the user left the end. @type {number|null} */
     this.countAtLeaving = null;
     /** @type {number|null} */
     this.target = null;
-    /** @type {Set<string>} texts that are being said, and will be told when they are complete */
+    /** @type {Set<string>} texts that are still growing; each is announced when it is complete */
     this.growing = new Set();
     this.kit = {
       open: new Map(),
@@ -94,7 +94,7 @@ class TranscriptView {
   #build(parent) {
     this.loading = el("div", { class: "loading", "aria-hidden": "true" });
     this.notice = el("div", { class: "transcript-notice", hidden: true });
-    // What comes and goes while one scrolls must not be read out: the region below is.
+    // Screen readers must not read the nodes that scrolling adds. They read the region below.
     this.scroller = el("div", {
       class: "transcript",
       role: "log",
@@ -128,7 +128,7 @@ class TranscriptView {
     this.frameNode.remove();
   }
 
-  // -- events come ---------------------------------------------------------------------------------------------------
+  // -- new events ---------------------------------------------------------------------------------
 
   #take() {
     const { log, model } = this;
@@ -155,7 +155,7 @@ class TranscriptView {
   }
 
   /**
-   * New text, once it is complete.
+   * Announce new text once it is complete.
    * @param {any[]} events
    */
   #tell(events) {
@@ -195,7 +195,7 @@ class TranscriptView {
     if (this.target !== null) this.#show(this.target);
   }
 
-  /** How wide the scrollbar is, for what stands below and is to be as wide as the text. */
+  /** The width of the scrollbar, so that the foot below can be as wide as the text. */
   #gutter() {
     const width = `${this.scroller.offsetWidth - this.scroller.clientWidth}px`;
     if (this.width === width) return;
@@ -229,12 +229,12 @@ class TranscriptView {
     if (!is) this.#drawSoon();
   }
 
-  // -- the way through the log ---------------------------------------------------------------------------------------
+  // -- paging through the log ---------------------------------------------------------------------
 
   #older() {
     const { log } = this;
     if (log.atStart || log.isReading.value || !log.events.length || this.target !== null) return;
-    // Without anybody scrolling only as much is read as may fill the view.
+    // Without scrolling, read only as much as may fill the view.
     if (!this.hasScrolled && this.fillings++ >= FILLING_MAX) return;
     log.older().catch(() => {});
   }
@@ -266,7 +266,7 @@ class TranscriptView {
   }
 
   /**
-   * The item that this event is in, or the last one before it.
+   * Show the item that contains this event, or the last item before it.
    * @param {number} seq
    */
   #show(seq) {
@@ -295,7 +295,7 @@ class TranscriptView {
   }
 
   /**
-   * From item to item, and to both ends.
+   * Keys: move from item to item, and to both ends.
    * @param {KeyboardEvent} event
    */
   #key(event) {

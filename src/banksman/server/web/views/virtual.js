@@ -1,16 +1,17 @@
-// A long list of which only what can be seen is in the document.
+// A virtual list: only the visible part of a long list is in the document.
 //
-// What is seen, and a bit more on both sides, are real nodes in the normal flow of a column; all above and all below
-// them is two empty blocks of the right height. Heights are measured (ResizeObserver), and guessed for what was never
-// seen.
+// The visible items, and some more on both sides, are real nodes in the normal flow of a column.
+// Two empty blocks of the right height replace everything above and below. Heights are measured
+// (ResizeObserver), and estimated for items that were never drawn.
 //
-// It promises that what one looks at stands still. While one is at the end, the end is what stands still: new things
-// push the old ones up. Anywhere else it is the first item in view (the anchor): whatever is put in above it, or
-// changes its height there, the place of the anchor on the screen is the same before and after. Browsers do this by
-// themselves for what they know; they do not know our empty blocks, so their own anchoring is off.
+// The visible content does not move. While the user is at the end, the end is fixed: new items push
+// the old ones up. Elsewhere the first visible item (the anchor) is fixed. Items may be inserted
+// above it or change their height there: its place on the screen stays the same. Browsers do this
+// only for nodes that they know. They do not know the empty blocks, so the browser's scroll
+// anchoring is off.
 //
-// The heights of all items are added up anew after a change. That is one addition per item, of at most as many items as
-// the log's window has events.
+// The heights of all items are summed again after a change. That is one addition per item, for at
+// most as many items as the log's window has events.
 // @ts-check
 
 import { el, listen } from "../dom.js";
@@ -18,13 +19,17 @@ import { el, listen } from "../dom.js";
 /** @typedef {{key: string, height?: number} & Record<string, any>} Row */
 /** @typedef {{node: HTMLElement, update: (item: any) => void}} RowView */
 
-/** Beyond the edges of what is seen; in pixels. */
+/** The margin beyond the visible part, in pixels. */
 const OVERSCAN = 800;
-/** So near the end is at the end. */
+/** Within this distance of the end, the list counts as being at the end. */
 const END_PIXELS = 24;
-/** Where one is so near an end of what is loaded, more is wanted; in heights of the view. */
+/**
+ * Within this distance of an end of the loaded items, more are requested; in heights of the view.
+ */
 const NEAR = 2;
-/** A guess may be wrong, and the next one too; after so many the next frame goes on. */
+/**
+ * An estimate may be wrong, and the next one too. After this many passes the next frame continues.
+ */
 const PASSES_MAX = 4;
 
 export class VirtualList {
@@ -40,9 +45,9 @@ export class VirtualList {
     this.isAtEnd = true;
     /** @type {Map<string, number>} */
     this.heights = new Map();
-    /** @type {Map<string, RowView>} what is in the document, in order of the items */
+    /** @type {Map<string, RowView>} the rows in the document, in order of the items */
     this.views = new Map();
-    /** Where each item begins; one more than there are items. */
+    /** The offset of each item, plus one for the end. */
     this.offsets = new Float64Array(1);
     this.areOffsetsRight = false;
     /** @type {{key: string, top: number}|null} */
@@ -70,7 +75,7 @@ export class VirtualList {
     this.#place();
   }
 
-  /** From now on one is at the end, until one scrolls away. */
+  /** Stay at the end from now on, until the user scrolls away. */
   toEnd() {
     this.isAtEnd = true;
     this.anchor = null;
@@ -79,7 +84,7 @@ export class VirtualList {
 
   /**
    * @param {string} key
-   * @param {number} top how far below the upper edge
+   * @param {number} top distance below the upper edge
    */
   toKey(key, top = 16) {
     this.isAtEnd = false;
@@ -93,7 +98,7 @@ export class VirtualList {
     if (this.items.length) this.toKey(this.items[0].key);
   }
 
-  // -- where things are ----------------------------------------------------------------------------------------------
+  // -- positions ----------------------------------------------------------------------------------
 
   #offsets() {
     if (this.areOffsetsRight) return this.offsets;
@@ -110,7 +115,7 @@ export class VirtualList {
   }
 
   /**
-   * The item at this height, by halving.
+   * The item at this height, by binary search.
    * @param {number} top
    */
   #indexAt(top) {
@@ -125,7 +130,7 @@ export class VirtualList {
     return Math.max(0, low);
   }
 
-  /** Where the view should begin, by what is known before anything is drawn. */
+  /** The scroll position to aim at, from the heights that are known before drawing. */
   #target() {
     const offsets = this.#offsets();
     const total = offsets[this.items.length];
@@ -137,15 +142,16 @@ export class VirtualList {
 
   /** @param {string} key */
   #indexOf(key) {
-    // Nearly always it is where it was, or further down by what was put in above.
+    // The anchor is nearly always at its old index, or further down by the number of inserted
+    // items.
     const { first, last } = this.range;
     for (let i = first; i <= last && i < this.items.length; i += 1) if (this.items[i].key === key) return i;
     return this.items.findIndex((item) => item.key === key);
   }
 
-  // -- drawing -------------------------------------------------------------------------------------------------------
+  // -- drawing ------------------------------------------------------------------------------------
 
-  /** Draws what belongs into view, and holds what must stand still. */
+  /** Draw the visible items, and keep the fixed point in place. */
   #place() {
     for (let pass = 0; pass < PASSES_MAX; pass += 1) {
       const isRight = this.#draw(this.#target());
@@ -159,7 +165,7 @@ export class VirtualList {
 
   /**
    * @param {number} top
-   * @returns {boolean} whether what was drawn was as high as it was thought
+   * @returns {boolean} whether the drawn items had the expected height
    */
   #draw(top) {
     const { items, scroller } = this;
@@ -180,7 +186,7 @@ export class VirtualList {
   /**
    * @param {number} first
    * @param {number} last
-   * @returns {{item: Row, node: HTMLElement}[]} those that were changed or made
+   * @returns {{item: Row, node: HTMLElement}[]} the changed and the new ones
    */
   #fill(first, last) {
     const drawn = [];
@@ -223,7 +229,8 @@ export class VirtualList {
   #drop(key, view) {
     this.views.delete(key);
     this.observer.unobserve(view.node);
-    // Whoever was in it with the keyboard is left in the list, and not at the top of the page.
+    // If the removed node had the focus, the list gets it. Otherwise the focus would move to the
+    // top of the page.
     if (view.node.contains(document.activeElement)) this.scroller.focus({ preventScroll: true });
     view.node.remove();
   }
@@ -240,7 +247,7 @@ export class VirtualList {
     if (Math.abs(off) > 0.5) scroller.scrollTop += off;
   }
 
-  /** Remembers what is to stand still from now on. */
+  /** Remember the fixed point. */
   #note() {
     const { scroller } = this;
     this.lastTop = scroller.scrollTop;
@@ -255,22 +262,24 @@ export class VirtualList {
     }
   }
 
-  // -- what comes by itself ------------------------------------------------------------------------------------------
+  // -- browser events -----------------------------------------------------------------------------
 
   #scrolled() {
     const { scroller } = this;
     const left = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
     if (scroller.scrollTop < this.lastTop - 1 && left > 4) {
-      // What we have moved ourselves is noted at once: this was somebody.
+      // Scrolling by this module is noted immediately, so this was the user.
       this.isAtEnd = false;
       this.given.onLeave();
     } else if (left <= END_PIXELS) this.isAtEnd = true;
     if (Math.abs(scroller.scrollTop - this.lastTop) < 0.5) return this.given.onMove();
-    // Where one has scrolled to is what stands still now; what is drawn for it may be of another height than it was thought.
+    // The new scroll position is the fixed point now. The drawn items may have other heights than
+    // expected.
     this.#note();
     if (!this.anchor && !this.isAtEnd) this.#draw(scroller.scrollTop);
     this.#note();
-    // Whoever goes to the very top wants what is there, however much higher it is than was thought.
+    // A user who scrolls to the very top wants the first item, even if the estimate of its height
+    // was too small.
     if (scroller.scrollTop < 1 && this.items.length && !this.isAtEnd) this.anchor = { key: this.items[0].key, top: 0 };
     this.#place();
   }

@@ -1,4 +1,5 @@
-// What is shown where no session is open: what this is, what to do first, and what to type elsewhere.
+// The view without an open session: what Banksman is, the first steps, and the commands for a
+// terminal.
 // @ts-check
 
 import { el, replace } from "../dom.js";
@@ -23,7 +24,7 @@ export function mountWelcome(parent, context) {
   let shown = "";
   const { list, isKnown } = context.sessions;
   return effect([list, isKnown, context.feed.connection], (all, known, connection) => {
-    // Before the list was read nobody knows whether this is the first visit.
+    // Before the list was read, it is unknown whether this is the first visit.
     const now = connection.state === "refused" ? "refused" : !known ? "nothing" : all.length ? "choose" : "first";
     if (now === shown) return;
     shown = now;
@@ -37,7 +38,7 @@ export function mountWelcome(parent, context) {
 }
 
 /**
- * What the server itself says of it is in the header; here is what to do.
+ * The header shows the server's message. This view shows what to do.
  * @param {any} context
  */
 function refused(context) {
@@ -117,7 +118,7 @@ function first(context) {
         el(
           "p",
           null,
-          "A session is one coding agent at work in one folder. Banksman keeps it, and what it says, whatever happens to this page or to the server.",
+          "A session is one coding agent at work in one folder. Banksman keeps the session and its log, even if this page or the server ends.",
         ),
       ),
       el(
@@ -126,7 +127,7 @@ function first(context) {
         el(
           "p",
           null,
-          "Several people and programs may ask it at once: their asks run one at a time, by priority, and you see which ask waits and why.",
+          "Several people and programs may ask at the same time: their asks run one at a time, by priority, and you see which ask waits and why.",
         ),
       ),
       el(
@@ -135,7 +136,7 @@ function first(context) {
         el(
           "p",
           null,
-          "You can stop it at any moment. All processes that it has started end with it.",
+          "You can stop the agent at any moment. All processes that it has started end with it.",
         ),
       ),
     ),

@@ -1,9 +1,9 @@
-// The why panel: what the session is doing, who has it, who waits, and which clock ends it; the words of `banksman
-// why`.
+// The why panel: what the session is doing, which turn has the agent, what waits, and which
+// watchdog ends it; in the words of `banksman why`.
 //
-// It asks the server once a second, and only while somebody can see it: the tab is in front, and the panel is open.
-// Between two answers the clocks go on by themselves. A server that does not answer is asked less and less often, and
-// the panel says so, with the age of what it shows.
+// It polls the server once a second, only while it is visible: the tab is in front, and the panel
+// is open. Between two responses the clocks count in the page. If the server does not respond, the
+// panel polls less and less often, and shows the age of its data.
 
 import { el, keyed, listen, replace, set } from "../dom.js";
 import { accountOf, accountText, asLine, clockLeft, stateText, treeOf } from "../model/why.js";
@@ -51,7 +51,7 @@ class WhyPanel {
   }
 
   begin() {
-    // Whoever opens the panel, or comes back to the tab, is answered at once.
+    // Opening the panel, or returning to the tab, polls immediately.
     this.observer = new IntersectionObserver(() => this.wake());
     this.observer.observe(this.section);
     this.off = listen(document, "visibilitychange", () => this.wake());
@@ -140,7 +140,7 @@ class WhyPanel {
     return undefined;
   }
 
-  /** Only what has changed is touched, so that text can be selected while it counts. */
+  /** Only changed nodes are updated, so that text can be selected while clocks count. */
   _update(place, shown) {
     const old = [...place.children];
     const isSame = old.length === shown.length && shown.every((node, index) => node.isEqualNode(old[index]));

@@ -1,12 +1,13 @@
-// Items, and what they are made of: how one is named, changed and found again; and the members that events give them.
+// The list of transcript items: create, change and find an item, and build its members from events.
 //
-// A key is given once. Where two would have the same, the later one is named for its seq as well.
+// A key is used once. If two items would have the same key, the later one also gets its seq in the
+// key.
 // @ts-check
 import { textOf } from "../words.js";
 
 /** @typedef {{seq: number, at: number, turn: string|null, kind: string, body: Record<string, any>}} LogEvent */
 /**
- * What is shown. `version` grows with each change of an item that was there already.
+ * The shown items. `version` of an item grows with each change after its creation.
  * @typedef {{key: string, kind: string, turn: string|null, seq: number, at: number, version: number}
  *   & Record<string, any>} Item
  */
@@ -17,7 +18,10 @@ export class Items {
     this.list = [];
     /** @type {Set<string>} */
     this.keys = new Set();
-    /** Keys that must come again: by the kind and the seq of what they belonged to. @type {Map<string, string>} */
+    /**
+     * Keys that a new fold must use again, by the kind and the seq of their items.
+     * @type {Map<string, string>}
+     */
     this.hints = new Map();
     /** What is known of each turn. @type {Map<string, Record<string, any>>} */
     this.turns = new Map();
@@ -44,7 +48,7 @@ export class Items {
    * @returns {Item}
    */
   make(kind, key, event, members) {
-    // Two of one key would be one node in two places. An agent may use an id twice.
+    // Two items with one key would be one node in two places. An agent may use an id twice.
     const own = this.keys.has(key) ? `${key}:${event.seq}` : key;
     this.keys.add(own);
     return { key: own, kind, turn: event.turn, seq: event.seq, at: event.at, version: 0, ...members };
@@ -60,7 +64,7 @@ export class Items {
   }
 
   /**
-   * The key of a text that begins here: the one that it had, if it was here before.
+   * The key of a text that begins here: its earlier key, if it had one.
    * @param {string} kind
    * @param {LogEvent} event
    */
@@ -69,7 +73,7 @@ export class Items {
   }
 
   /**
-   * A text that was known from this event on, and begins before: it keeps the key that it had.
+   * A text was first known from this event on, and begins earlier. It keeps its earlier key.
    * @param {Item} item
    * @param {LogEvent} event
    */
@@ -81,7 +85,7 @@ export class Items {
   }
 
   /**
-   * What is known of a turn, with this added.
+   * The data of a turn, after adding these members.
    * @param {string|null} id
    * @param {Record<string, any>} members
    */
@@ -94,7 +98,7 @@ export class Items {
 }
 
 /**
- * The members of a tool that an update names; what it does not name stays.
+ * The members of a tool that an update names. The other members stay.
  * @param {Record<string, any>} update
  */
 export function toolMembers(update) {
@@ -112,7 +116,7 @@ export function toolMembers(update) {
 }
 
 /**
- * A prompt, from `turn.queued`; of none that is known it is null.
+ * A prompt, from the body of `turn.queued`. null if the body is unknown.
  * @param {Record<string, any>|undefined} body
  */
 export function asked(body) {
@@ -129,7 +133,7 @@ export function asked(body) {
 }
 
 /**
- * A content block of ACP: its words, and its pictures.
+ * The text and the pictures of an ACP content block.
  * @param {any} content
  * @returns {{text: string, images: {data: string, mimeType: string}[]}}
  */
@@ -163,7 +167,7 @@ export function planText(entries) {
  * @param {number} attempt
  */
 export function requeueText(cause, attempt) {
-  const why = cause === "preempt" ? "Gave way to a more urgent ask" : "Stopped before it was done";
+  const why = cause === "preempt" ? "Preempted by a more urgent ask" : "Stopped before it was done";
   return `${why}. It is queued again (attempt ${attempt}).`;
 }
 

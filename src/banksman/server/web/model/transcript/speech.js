@@ -1,4 +1,5 @@
-// What the agent says: text, thinking, tools, plans, usage. Partials grow an item; the complete block takes its place.
+// Fold the output of the agent: text, thinking, tools, plans, usage. Partials grow an item; the
+// complete block replaces it.
 // @ts-check
 
 import { listOf, saidIn, toolMembers } from "./items.js";
@@ -17,7 +18,10 @@ export class Speech {
   /** @param {import("./items.js").Items} items */
   constructor(items) {
     this.items = items;
-    /** What fills the model's window, as far as it was said. @type {{used: number, size: number}|null} */
+    /**
+     * The use of the model's context window, as last reported.
+     * @type {{used: number, size: number}|null}
+     */
     this.usage = null;
   }
 
@@ -32,7 +36,7 @@ export class Speech {
     for (const update of updates) {
       const spoken = SPOKEN.get(update.sessionUpdate);
       if (spoken) this.#spoken(event, spoken, update);
-      // The plan itself is shown, and the call that made it would only say so again.
+      // The plan itself is shown. The call that made it would only repeat it.
       else if (update.sessionUpdate === "tool_call") this.#tool(event, update, hasPlan);
       else if (update.sessionUpdate === "tool_call_update") this.#tool(event, update, false);
       else if (update.sessionUpdate === "plan") this.#plan(event, update);
@@ -63,7 +67,8 @@ export class Speech {
     if (kind === "text") this.items.turn(event.turn).hasText = true;
     const place = `${event.turn} ${kind}`;
     const partial = this.#partials.get(place);
-    // Somebody else's message (a subagent's) may come whole between the partials of this one.
+    // A complete message of another source (a subagent) may arrive between the partials of this
+    // one.
     if (partial && (partial.message === null || message === null || partial.message === message)) {
       this.#partials.delete(place);
       this.items.change(partial, { ...said, message, isPartial: false, isWhole: true, last: event.seq });
@@ -157,7 +162,7 @@ export class Speech {
   }
 
   /**
-   * The agent says the whole plan each time, so a turn has one: the newest, where it was said.
+   * The agent repeats the whole plan each time. So a turn has one plan: the newest, at its place.
    * @param {LogEvent} event
    * @param {Record<string, any>} update
    */
@@ -189,7 +194,7 @@ export class Speech {
   }
 
   /**
-   * What is still open in a turn that is over stays as it is.
+   * Items that are still open when their turn ends stay as they are.
    * @param {string} turn
    */
   close(turn) {

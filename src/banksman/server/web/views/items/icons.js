@@ -1,5 +1,5 @@
-// The pictures: strokes on a grid of sixteen, in the colour of the text around them. They say nothing that the words
-// beside them do not, so they are hidden from whoever listens.
+// Icons: strokes on a grid of sixteen, in the colour of the surrounding text. They only repeat the
+// words beside them, so they are hidden from screen readers.
 // @ts-check
 
 import { svg } from "../../dom.js";
@@ -62,7 +62,7 @@ export function icon(name) {
   );
 }
 
-/** Ours: a banksman's vest, with its two bright bands. */
+/** The logo: a banksman's vest, with its two bright bands. */
 export function mark() {
   return svg(
     "svg",

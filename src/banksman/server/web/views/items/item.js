@@ -1,7 +1,8 @@
-// One item of the transcript as a node: an article that can be focused, with what its kind shows inside.
+// One item of the transcript as a node: a focusable article with the content of its kind.
 //
-// `itemView` makes it; `update` brings it up to date with a later version of the same item and keeps what a person has
-// unfolded. A kind is a function that is given the article and returns what is to be done at each change.
+// `itemView` creates it. `update` applies a later version of the same item and keeps the folds that
+// the user opened. A kind is a function that gets the article and returns the function for each
+// change.
 // @ts-check
 
 import { el } from "../../dom.js";
@@ -55,7 +56,7 @@ export function itemView(item, kit) {
   /** @type {Item|null} */
   let shown = null;
   const update = (/** @type {Item} */ now) => {
-    // The same item may come as another object: the log's window was folded anew.
+    // The same item may arrive as another object, after a new fold of the log's window.
     if (shown === now && version === now.version) return;
     shown = now;
     version = now.version;

@@ -1,4 +1,4 @@
-// The quiet lines: what happened beside the conversation, how a turn ended, what is no longer kept.
+// The quiet lines: events beside the conversation, the ending of a turn, deleted events.
 // @ts-check
 
 import { el, replace } from "../../dom.js";

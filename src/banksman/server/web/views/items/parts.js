@@ -1,4 +1,4 @@
-// What the items are made of: a button that copies, a fold, a text that is shown in portions.
+// Shared parts of items: a copy button, a fold, a text in portions.
 // @ts-check
 
 import { el, replace } from "../../dom.js";
@@ -6,18 +6,19 @@ import { icon } from "./icons.js";
 import { size } from "./words.js";
 
 /**
- * What an item may need of the view around it. `open` is what a person has unfolded, by key; `say` is for who listens.
+ * The services of the view for an item. `open`: the folds that the user opened, by key. `say`:
+ * announces a text to screen readers.
  * @typedef {{open: Map<string, boolean>, say: (text: string, kind?: string) => void, textOf: (turn: string) => string}} Kit
  */
 
-/** How long a button says that it has copied. */
+/** How long a button shows that it has copied. */
 const COPIED_MILLISECONDS = 1500;
-/** Escape sequences of terminals, and control characters that nobody sees. */
+/** Escape sequences of terminals, and invisible control characters. */
 const ANSI =
   /\u001b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\u0007\u001b]{0,512}(?:\u0007|\u001b\\)?|[@-Z\\-_])|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f]/g;
 
 /**
- * @param {string} label what is copied
+ * @param {string} label names the copied text
  * @param {() => string} text
  * @param {Kit} kit
  */
@@ -49,7 +50,7 @@ export async function copy(text) {
 }
 
 /**
- * Where there is no TLS and no localhost, browsers have no clipboard, but still the old command.
+ * Without TLS and without localhost, browsers have no clipboard API, only the old command.
  * @param {string} text
  */
 function copyByHand(text) {
@@ -69,7 +70,7 @@ function copyByHand(text) {
 }
 
 /**
- * A row that opens. Its inside is made when it is first opened, and forgotten when it is closed.
+ * A row that opens. Its content is created when it opens, and removed when it closes.
  * @param {{key: string, kit: Kit, summary: any[], inside: () => any, class?: string, isOpen?: boolean}} given
  */
 export function fold({ key, kit, summary, inside, class: name = "", isOpen = false }) {
@@ -100,8 +101,8 @@ export function fold({ key, kit, summary, inside, class: name = "", isOpen = fal
 }
 
 /**
- * Text in portions: the first one at once, the next ones when asked for. So no text is too long to be shown, and none
- * is so long that the page stands still.
+ * Show text in portions: the first one immediately, the next ones on request. So text of any length
+ * can be shown, and the page is never blocked.
  * @param {string} text
  * @param {number} portion
  * @param {(shown: string) => any} draw
@@ -128,10 +129,10 @@ export function portioned(text, portion, draw) {
   return el("div", { class: "portioned" }, place, more);
 }
 
-/** @param {string} text as a terminal would have shown it, without its colours */
+/** @param {string} text as a terminal would show it, without its colours */
 export function withoutAnsi(text) {
   const plain = text.includes("\u001b") || /[\u0000-\u0008]/.test(text) ? text.replace(ANSI, "") : text;
-  // A line that was written over is what it was last.
+  // A carriage return overwrites the line: keep the last version.
   return plain.includes("\r")
     ? plain
         .replaceAll("\r\n", "\n")
@@ -145,7 +146,7 @@ const IMAGES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
 const IMAGE_CHARACTERS_MAX = 16_000_000;
 
 /**
- * Pictures that are here already. None is fetched from anywhere.
+ * Embedded pictures. None is loaded from a server.
  * @param {{data: string, mimeType: string}[]} images
  */
 export function pictures(images) {

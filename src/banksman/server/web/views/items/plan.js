@@ -1,4 +1,4 @@
-// What the agent means to do, as a list with its ticks.
+// The agent's plan, as a list with its ticks.
 // @ts-check
 
 import { el, keyed, replace } from "../../dom.js";

@@ -1,4 +1,4 @@
-// What was asked: by whom it was urgent, when, and what has become of it.
+// A prompt: its urgency, its time and its state.
 // @ts-check
 
 import { el, replace } from "../../dom.js";
@@ -9,7 +9,7 @@ import { duration, when, whenExactly } from "./words.js";
 const PORTION = 4000;
 const ORIGINS = new Map([
   ["task-notification", "a background task has news"],
-  ["auto-continuation", "it continues by itself"],
+  ["auto-continuation", "it continues without a prompt"],
 ]);
 
 /** @type {import("./item.js").Kind} */
@@ -45,7 +45,7 @@ function badge(item) {
 /** @param {Record<string, any>} item */
 function facts(item) {
   const time = item.asked ?? item.at;
-  // Of one that waits it is said below, and more exactly.
+  // A waiting prompt shows its time in the text below, more precisely.
   const parts = item.state === "queued" ? [] : [el("time", { title: whenExactly(time) }, when(time))];
   const waited = item.asked && item.state !== "queued" && item.state !== "pending" ? item.at - item.asked : 0;
   if (item.state === "pending") parts.push(el("span", { class: "waiting" }, "sending…"));
@@ -69,7 +69,7 @@ function words(item) {
     return el(
       "p",
       { class: "soft" },
-      `The agent started a turn by itself${ORIGINS.has(item.origin) ? `: ${ORIGINS.get(item.origin)}` : ""}.`,
+      `The agent started a turn without an ask${ORIGINS.has(item.origin) ? `: ${ORIGINS.get(item.origin)}` : ""}.`,
     );
   if (item.prompt === null) return el("p", { class: "soft" }, "Asked before the first event shown here.");
   return portioned(item.text, PORTION, (shown) => el("p", null, shown));

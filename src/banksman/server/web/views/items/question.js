@@ -1,4 +1,5 @@
-// A question of the agent's, where it was asked, and the one answer that it got. It is answered above the composer.
+// A question of the agent at its place in the transcript, with its answer. The user answers it
+// above the composer.
 // @ts-check
 
 import { el, replace } from "../../dom.js";
@@ -15,9 +16,9 @@ const WHO = new Map([
   ["rule", "by a rule"],
   ["callback", "by a callback"],
   ["expiry", "because no answer came in time"],
-  ["turn", "since its turn ended"],
+  ["turn", "because its turn ended"],
   ["agent", "by the agent"],
-  ["recovery", "since its host had died"],
+  ["recovery", "because its host died"],
 ]);
 const ABOUT = ["command", "file_path", "path", "url", "pattern", "query", "message"];
 

@@ -1,7 +1,7 @@
-// What the agent says, as Markdown; and what it thinks, folded.
+// The agent's text as Markdown, and its thinking, folded.
 //
-// Text that is being said grows in place, with a cursor behind it. A long one is drawn anew at most a few times a
-// second: reading it again costs by its length, and nobody reads faster.
+// Growing text is updated in place, with a cursor at its end. A long text is redrawn at most a few
+// times a second: parsing costs time by length, and no user reads faster.
 // @ts-check
 
 import { el, replace } from "../../dom.js";
@@ -10,10 +10,10 @@ import { icon } from "./icons.js";
 import { copyButton, fold, pictures } from "./parts.js";
 import { size } from "./words.js";
 
-/** What is shown of a text before somebody asks for more, and what each asking adds. */
+/** The characters shown at first, and the characters that each request for more adds. */
 const SHOWN_MAX = 40_000;
 const MORE = 100_000;
-/** From here on a growing text is drawn less often. */
+/** From this length on, a growing text is drawn less often. */
 const LONG = 10_000;
 const LONG_MILLISECONDS = 200;
 
@@ -66,7 +66,7 @@ export function thoughtItem(article, first, kit) {
     now = item;
     article.classList.toggle("growing", item.isPartial);
     label.textContent = item.isPartial ? "Thinking…" : "Thought";
-    // While it thinks the end is of interest, afterwards the beginning.
+    // While the agent thinks, show the end; afterwards the beginning.
     glance.textContent = (item.isPartial ? item.text.slice(-160) : item.text.slice(0, 160)).replace(/\s+/g, " ");
     if (row.isOpen) text.show(item.text, item.isPartial);
   };

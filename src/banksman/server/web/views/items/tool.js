@@ -1,4 +1,4 @@
-// A tool that the agent has called: one row, which opens to what it was given and what it gave back.
+// A tool call: one row, which opens to its input and its output.
 // @ts-check
 
 import { el, replace } from "../../dom.js";
@@ -10,7 +10,7 @@ import { duration } from "./words.js";
 import { textOf } from "../../model/words.js";
 
 const PORTION = 8000;
-/** A change that is larger is counted only when it is looked at. */
+/** The changed lines are counted in the row only up to this length. */
 const COUNTED_MAX = 40_000;
 const STATUSES = new Map([
   ["pending", "waits"],
@@ -19,7 +19,7 @@ const STATUSES = new Map([
   ["failed", "failed"],
   ["stopped", "cut short"],
 ]);
-/** A tool that took less says nothing about it. */
+/** A shorter duration is not shown. */
 const QUICK_SECONDS = 0.1;
 
 /** @type {import("./item.js").Kind} */
@@ -48,7 +48,7 @@ export function toolItem(article, first, kit) {
 }
 
 /**
- * "Bash: make test" is the tool's name and what it is about.
+ * "Bash: make test" consists of the tool's name and its subject.
  * @param {HTMLElement} node
  * @param {Record<string, any>} item
  */
@@ -125,7 +125,7 @@ function block(label, text, kit) {
 }
 
 /**
- * A command as it would be typed; else all that was given, as JSON.
+ * A command as typed in a shell; else the whole input as JSON.
  * @param {Record<string, any>} item
  */
 function inputOf(item) {

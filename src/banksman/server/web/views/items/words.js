@@ -1,9 +1,10 @@
-// Values as the views say them: times, amounts, states, endings. Pure, but for the clock that "3 min ago" needs.
+// Format values for the views: times, amounts, states, endings. Pure, except for the clock of "3
+// min ago".
 // @ts-check
 
 import { duration } from "../../model/words.js";
 
-/** What the server's glance at a session is called here. */
+/** Display names of the session states. */
 export const STATES = new Map([
   ["running", "running"],
   ["asks", "waits for you"],
@@ -17,7 +18,7 @@ export const STATES = new Map([
 ]);
 
 /**
- * How long ago, in as few characters as will do.
+ * How long ago, in as few characters as possible.
  * @param {number|null|undefined} at unix time
  * @param {number} [now]
  */
@@ -53,7 +54,7 @@ export function size(bytes) {
 }
 
 /**
- * The time of day; with the day, if it was another one.
+ * The time of day, with the date if it was another day.
  * @param {number} at unix time
  */
 export function when(at) {
@@ -65,7 +66,7 @@ export function when(at) {
 
 /** @param {number} at */
 export function whenExactly(at) {
-  // By hand: the browser's own way takes longer than all else that an item needs.
+  // Formatted by hand: the browser's formatter takes longer than the rest of an item.
   const date = new Date(at * 1000);
   const two = (/** @type {number} */ number) => String(number).padStart(2, "0");
   return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
@@ -74,7 +75,7 @@ export function whenExactly(at) {
 const ENDINGS = new Map([
   ["done", "Done"],
   ["interrupted", "Interrupted"],
-  ["preempted", "Gave way to a more urgent ask"],
+  ["preempted", "Preempted by a more urgent ask"],
   ["withdrawn", "Withdrawn before it began"],
   ["failed", "Failed"],
   ["refused", "Refused: nothing was sent"],
@@ -93,7 +94,7 @@ const STOPS = new Map([
 ]);
 
 /**
- * How a turn ended, in a few words.
+ * Describe the ending of a turn in a few words.
  * @param {Record<string, any>} item
  */
 export function ending(item) {
@@ -106,17 +107,17 @@ export function ending(item) {
 }
 
 /**
- * What an interrupt did, in words.
+ * Describe the receipt of an interrupt.
  * @param {{stopped: boolean, by: string, queued: string[]}} receipt
  */
 export function receiptText({ stopped, by, queued }) {
   const how =
     new Map([
       ["boundary", "The agent stopped"],
-      ["ladder", "Stopped: the agent did not stop by itself, so its process was ended"],
-      ["exit", "Stopped: its process had ended by itself"],
+      ["ladder", "Stopped: the agent did not respond, so its process was ended"],
+      ["exit", "Stopped: its process had already ended"],
       ["withdrawn", "Withdrawn before it began"],
-      ["already_over", "It was over already"],
+      ["already_over", "The turn had already ended"],
     ]).get(by) ?? (stopped ? "Stopped" : "Not stopped");
   const count = queued?.length ?? 0;
   return `${how}; ${count ? `${count} still queued` : "the queue is empty"}.`;

@@ -1,7 +1,7 @@
-// A small form for what a user is to enter: one line of input for each field of the schema that came with the question.
+// A form for an input question: one control for each field of the question's schema.
 //
-// It gives back values of the types that were asked for, and leaves out what was left empty and need not be there. The
-// browser checks (required, ranges, lengths) and says what is wrong, at the field.
+// It returns values of the requested types, and leaves out optional empty fields. The browser
+// validates (required, ranges, lengths) and shows the error at the field.
 
 import { el } from "../../dom.js";
 
@@ -9,7 +9,8 @@ let count = 0;
 
 /**
  * @param {import("../../model/questions.js").Field[]} fields
- * @returns {{node: HTMLElement, read: () => Record<string, any>|null}} `read` null: something is missing, and was said
+ * @returns {{node: HTMLElement, read: () => Record<string, any>|null}}
+ *   `read` returns null if the form is invalid, and shows the error
  */
 export function formOf(fields) {
   const made = fields.map(make);
@@ -99,7 +100,7 @@ function make(field) {
   }
 }
 
-/** One of a few, or some of them: all are in sight, with what is said about each. */
+/** Single or multiple choice. All options are visible, each with its description. */
 function choice(field, id, help) {
   const isMany = field.kind === "many";
   const initial = isMany ? (Array.isArray(field.initial) ? field.initial : []) : [field.initial];

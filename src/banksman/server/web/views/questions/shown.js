@@ -1,7 +1,9 @@
-// What a question is about, in full: a command, a change to a file, or whatever else the tool is to be used with.
+// Draw the subject of a question in full: a command, a change to a file, or the input of another
+// tool.
 //
-// What will run comes first, in full: a person decides by it, and what is long can be scrolled. What the agent says
-// about it comes after, and is marked as the agent's words: nobody has checked that they are true. All of it is text.
+// The action comes first, in full, because the user decides by it. Long content scrolls. The
+// agent's description comes after it, marked as the agent's words: nothing has checked that they
+// are true. Everything is text.
 
 import { el } from "../../dom.js";
 import { diffLines } from "../../model/diff.js";
@@ -15,10 +17,11 @@ export function shownOf(question) {
   const said = saidAbout(question).map((words) => saidBy(question, words));
   const shown = [...nodes];
   for (const each of Array.isArray(details.content) ? details.content : []) shown.push(...contentOf(objectOf(each)));
-  // Which member a tool reads is for the agent to choose: whatever was not drawn is there as it came.
+  // The agent chooses which members of the input a tool reads. So every member that was not drawn
+  // is shown as JSON.
   const rest = Object.fromEntries(Object.entries(input).filter(([name]) => !names.has(name)));
   if (Object.keys(rest).length > 0) shown.push(code(JSON.stringify(rest, null, 2)));
-  // What a person is to enter is asked by these words: they come before the form.
+  // For an input question these words ask for the input: they come before the form.
   return fieldsOf(question) === null ? [...shown, ...said] : [...said, ...shown];
 }
 
@@ -33,8 +36,8 @@ function saidBy(question, words) {
 }
 
 /**
- * What of the input can be drawn better than as JSON.
- * @returns {{nodes: HTMLElement[], names: Set<string>}} and which members that was, wholly
+ * The parts of the input that have a better form than JSON.
+ * @returns {{nodes: HTMLElement[], names: Set<string>}} and the members that they show completely
  */
 function drawnOf(question) {
   const { input } = question;
@@ -48,7 +51,7 @@ function drawnOf(question) {
   const words = Array.isArray(input.command) ? input.command : [input.command];
   if (words.length > 0 && words.every((word) => typeof word === "string"))
     draw(code(`$ ${words.join(" ")}`, "question-command"), "command");
-  // It is among the agent's words.
+  // The description is shown with the agent's words.
   if (hasDescription(question)) names.add("description");
   const path = ["file_path", "path"].find(isText);
   if (path) draw(el("p", { class: "question-path" }, input[path]), path);
@@ -57,11 +60,11 @@ function drawnOf(question) {
   else if (isText("content")) draw(difference("", input.content), "content");
   if (Array.isArray(input.edits) && input.edits.every(isPlainEdit))
     for (const each of input.edits) draw(difference(each.old_string, each.new_string), "edits");
-  if (isAskingTool(question)) names.add("questions"); // They are the form.
+  if (isAskingTool(question)) names.add("questions"); // The form shows them.
   return { nodes, names };
 }
 
-/** A change of one text to another, and nothing beside. */
+/** Whether an edit replaces one text by another and has no other member. */
 function isPlainEdit(edit) {
   const texts = Object.entries(objectOf(edit)).filter(([, value]) => typeof value === "string");
   return (

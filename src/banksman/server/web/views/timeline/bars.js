@@ -1,16 +1,17 @@
-// The bars: who waits, who has the agent, and the lives of the processes. `brush` is the drawing, with its window.
+// Draw the bars: waiting asks, turns that have the agent, and the lifetimes of the processes.
+// `brush` is the drawing with its window.
 
 import { set, svg } from "../../dom.js";
 import { duration } from "../../model/words.js";
 import { HEIGHTS, LABEL_CHARACTER, LANE, PROCESS, ROW, zigzag } from "./layout.js";
 import { processTip, turnTip } from "./words.js";
 
-// Where so many are in sight, those that are narrower than this and as near to each other are drawn as one: which they
-// are, is seen from nearer.
+// If this many bars are visible, bars that are narrower than this and as near to each other are
+// drawn as one. Zooming in separates them.
 const MANY = 300;
 const NARROW_PIXELS = 3;
 
-/** Whether one that begins and ends there is lost among others that were drawn in its row already. */
+/** Whether a bar at this place would be hidden by bars that its row already has. */
 function crowd(count) {
   const drawn = new Set();
   return (x, end, row = 0) => {
@@ -76,8 +77,8 @@ export function drawHeld(brush, layout) {
     const end = brush.x(segment.to ?? brush.now);
     if (isLost(x, end)) continue;
     const room = next === null || turn.origin !== null ? Infinity : brush.x(next) - x;
-    // A short one is made wide enough to be seen, as far as the next one lets it. What is longer is as long as it was:
-    // if two did overlap, that is what is to be seen here.
+    // A short bar is widened to be visible, up to the beginning of the next bar. A longer bar keeps
+    // its length: if two turns did overlap, the picture must show it.
     const width = Math.max(end - x, Math.min(2, room), 0.75);
     items.push({ turn, segment, x, width, seq: segment.seq, tip: () => turnTip(turn, segment, brush.now) });
   }
@@ -134,7 +135,7 @@ function bar(brush, node, { turn, segment, x, width }) {
       ? "unknown: its host died"
       : turn.prompt.split("\n", 1)[0];
   brush.text(text, brush.fitted(label, width - 8 - (edge ? 4 : 0)));
-  // The beginning of a long bar may be out of sight; its words are not.
+  // The beginning of a long bar may be out of view. Its label stays in view.
   set(text, { x: Math.max(x + 5, Math.min(5, x + width - 60)), y: y + height / 2 + 4 });
 }
 
@@ -188,7 +189,7 @@ export function drawProcesses(brush, layout) {
   );
 }
 
-/** How the right end of a bar looks: what became of the turn. */
+/** The shape of the right end of a bar: the outcome of the turn. */
 function edgeOf(turn, segment, isLast) {
   if (!isLast) return turn.segments[turn.segments.indexOf(segment) + 1].phase === "queued" ? "cut" : "";
   return { failed: "failed", interrupted: "stopped", preempted: "cut", refused: "failed" }[turn.outcome] ?? "";

@@ -1,11 +1,12 @@
-// The picture itself: lanes of SVG, of which only what can be seen is in the document.
+// The picture: lanes of SVG, with only the visible part in the document.
 //
-// From top to bottom: the axis with the breaks; those who wait, a thin bar each; a row of marks; the one lane of who
-// has the agent; the processes, and what happened to them. A bar of the one lane is as high as its turn is urgent, so
-// that the class is seen without colour, and hatched from the moment at which it was told to stop. A bar never reaches
-// into the next one, however short it is: the picture must not show an overlap that was none.
+// From top to bottom: the axis with the breaks; the waiting asks, a thin bar each; a row of marks;
+// the lane of the turns that have the agent; the processes and their events. The height of a bar in
+// that lane shows the urgency of its turn, so that the class is visible without colour. The bar is
+// hatched from the moment of the interrupt on. A bar never reaches into the next one, however short
+// it is: the picture must not show an overlap that did not happen.
 //
-// Nodes are kept by key from one drawing to the next, so that what is hovered stays the same node while it grows.
+// Nodes are kept by key between two drawings, so that a hovered node stays the same while it grows.
 
 import { keyed, set, svg } from "../../dom.js";
 import { BREAK_PIXELS_READ, ticks } from "../../model/timescale.js";
@@ -18,13 +19,13 @@ import { breakTip } from "./words.js";
 // From the back to the front.
 const GROUPS = "lanes breaks axis waits held questions processes labels arrows marks end".split(" ");
 
-// Beyond it the time of day alone does not say when.
+// For a longer range the time of day alone is ambiguous.
 const DAY_SECONDS = 72_000;
 
 export class Drawing {
   constructor(root) {
     this.root = root;
-    // What hovering a node shows, and where a click goes.
+    // The tooltip of a node, and the target of a click.
     /** @type {WeakMap<Element, () => {title: string, lines: string[]}>} */
     this.tips = new WeakMap();
     this.seqs = new WeakMap();
@@ -62,7 +63,7 @@ export class Drawing {
     return layout.scale.x(time, scale) - left;
   }
 
-  /** As much of it as fits. */
+  /** As much of the text as fits. */
   fitted(words, pixels) {
     if (pixels < 18) return "";
     const width = (some) => this.pen.measureText(some).width;

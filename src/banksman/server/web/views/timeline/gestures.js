@@ -1,7 +1,8 @@
-// Wheel, drag, pinch and click over the picture, as what is meant: pan by so many pixels, zoom at a place, a click.
+// Translate wheel, drag, pinch and click over the picture into pan, zoom and click.
 //
-// A drag that goes nowhere is a click. Two fingers zoom and pan at once. A wheel zooms, and one that is turned sideways
-// (or with shift) pans; so does a trackpad. A finger that moves up or down scrolls the page as anywhere else.
+// A drag without movement is a click. Two fingers zoom and pan at the same time. A wheel zooms; a
+// sideways wheel (or one with shift) pans, and so does a trackpad. A vertical movement of a finger
+// scrolls the page as usual.
 
 import { listen } from "../../dom.js";
 
@@ -53,7 +54,7 @@ export function watchGestures(element, meant) {
       } else {
         moved += Math.abs(by);
         if (moved < DRAG_PIXELS_MIN) return;
-        // Only now: a click must reach the bar that it is meant for.
+        // Capture only now: a click must reach its bar.
         if (!element.hasPointerCapture(event.pointerId)) element.setPointerCapture(event.pointerId);
         element.classList.add("is-dragged");
         meant.pan(-by);

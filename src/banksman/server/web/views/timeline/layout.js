@@ -1,4 +1,5 @@
-// Where everything is in the picture: what can be known before a window is chosen, and how high each lane is. Pure.
+// Compute the layout of the picture: the parts that do not depend on the window, and the height of
+// each lane. Pure.
 
 import { Spans, Timescale, heldSegments, waitingRows } from "../../model/timescale.js";
 
@@ -9,10 +10,10 @@ export const MARKS = 18;
 export const LANE = 28;
 export const PROCESS = 14;
 export const LABELS = 14;
-// About what a character of the smallest type is wide.
+// The approximate width of a character of the smallest type.
 export const LABEL_CHARACTER = 5.8;
 
-/** What does not depend on the window: made once for each state of the log. */
+/** The parts that do not depend on the window: computed once for each state of the log. */
 export function layoutOf(timeline) {
   const { waits, rows } = waitingRows(timeline);
   const held = heldSegments(timeline);
@@ -48,7 +49,7 @@ export function heightOf(rows) {
   return AXIS + rows * ROW + 2 + MARKS + LANE + 6 + PROCESS + LABELS;
 }
 
-/** Where the lanes are, for their names at the left. */
+/** The places of the lanes, for their names at the left. */
 export function lanesOf(rows) {
   const waiting = AXIS;
   const marks = waiting + rows * ROW + 2;
@@ -57,7 +58,7 @@ export function lanesOf(rows) {
   return { waiting, marks, held, process, labels: process + PROCESS, bottom: process + PROCESS + LABELS };
 }
 
-/** A cut. */
+/** The outline of a cut edge. */
 export function zigzag(x, top, bottom) {
   let path = `M${x} ${top}`;
   for (let y = top, side = 1; y < bottom; y += 4, side = -side) path += `l${side * 3} ${Math.min(4, bottom - y)}`;

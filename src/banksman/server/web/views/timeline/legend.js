@@ -1,4 +1,4 @@
-// What the picture's signs mean, each beside the sign itself, so that nobody has to know them.
+// The legend: each sign of the picture with its meaning.
 
 import { el, svg } from "../../dom.js";
 
@@ -33,7 +33,7 @@ function entries() {
   return [
     [bar("interactive", 16), "interactive: the most urgent, the highest bar"],
     [bar("normal", 12), "normal"],
-    [bar("background", 8), "background: gives way to all others"],
+    [bar("background", 8), "background: every other class preempts it"],
     [
       sign(
         svg(
@@ -57,7 +57,7 @@ function entries() {
       "preemption: a more urgent ask stops the running turn",
     ],
     [bar("normal", 14, { phase: "interrupting" }), "stopping, not ended yet"],
-    [bar("background", 14, { end: "cut", d: "M25 2l-3 4 3 4-3 4 3 3" }), "cut: gave way, and waits again"],
+    [bar("background", 14, { end: "cut", d: "M25 2l-3 4 3 4-3 4 3 3" }), "cut: preempted, waits again"],
     [bar("normal", 14, { end: "stopped", d: "M23.5 3v14" }), "interrupted"],
     [bar("normal", 14, { end: "failed", d: "M23.5 3v14" }), "failed"],
     [bar("normal", 14, { phase: "unknown" }), "unknown: the host died"],
@@ -85,7 +85,7 @@ function entries() {
     ],
     [
       sign(svg("g", { class: "timeline-processes" }, svg("rect", { x: 1, y: 4, width: 24, height: 11, rx: 2 }))),
-      "the life of a process; eof, term, kill: the rungs of the stop ladder",
+      "the lifetime of a process; eof, term, kill: the rungs of the stop ladder",
     ],
     [
       sign(
@@ -96,7 +96,7 @@ function entries() {
           svg("path", { d: "M18 1l3 4-6 4 6 4-3 4" }),
         ),
       ),
-      "idle for so long, drawn short",
+      "idle time with its length, drawn short",
     ],
   ];
 }

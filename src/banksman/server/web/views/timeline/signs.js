@@ -1,4 +1,4 @@
-// The signs: questions, preemptions, interrupts, and what happened to processes and to the session as a whole.
+// Draw the signs: questions, preemptions, interrupts, and events of the processes and the session.
 
 import { set, svg } from "../../dom.js";
 import { AXIS, HEIGHTS, LABEL_CHARACTER, LANE, MARKS, ROW } from "./layout.js";
@@ -114,7 +114,7 @@ export function drawMarks(brush, layout) {
   );
 }
 
-/** What happened to the processes, and to the session as a whole: a line, and its name where there is room for it. */
+/** Events of the processes and the session: a line, and its name if there is room. */
 export function drawLabels(brush, layout) {
   const items = [];
   const seen = new Set();

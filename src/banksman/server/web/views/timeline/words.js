@@ -1,4 +1,4 @@
-// The timeline in words: what hovering shows, what a screen reader is told, and the one sentence above the picture.
+// The timeline in words: tooltips, texts for screen readers, and the summary above the picture.
 // Pure: a turn, a process or a mark in, lines of text out.
 
 import { clockTime, duration, plural } from "../../model/words.js";
@@ -6,14 +6,14 @@ import { clockTime, duration, plural } from "../../model/words.js";
 const OUTCOMES = {
   done: "done",
   interrupted: "interrupted",
-  preempted: "gave way, and ended",
+  preempted: "preempted, and ended",
   withdrawn: "withdrawn while it waited",
   failed: "failed",
   refused: "refused",
   unknown: "unknown: its host died",
 };
 const CAUSES = {
-  preempt: "to give way",
+  preempt: "by a preemption",
   interrupt: "by an interrupt",
   clock: "by a clock",
   close: "because the session was closed",
@@ -53,7 +53,9 @@ export function outcomeText(turn) {
   return { queued: "waits", running: "runs", interrupting: "is being stopped" }[last?.phase] ?? "";
 }
 
-/** How long it waited, ran and was being stopped, in all; `now` for what goes on. */
+/**
+ * How long a turn waited, ran and was being stopped in total. `now`: the end of an open segment.
+ */
 export function times(turn, now) {
   const sums = { queued: 0, running: 0, interrupting: 0, unknown: 0 };
   for (const each of turn.segments) sums[each.phase] += Math.max(0, (each.to ?? now) - each.from);
@@ -101,7 +103,7 @@ export function processTip(process, now) {
     title: `Process ${process.pid ?? process.number}`,
     lines: [
       process.isCut ? "older than this log" : `started ${clockTime(process.clock, 3)}`,
-      process.to === null ? `lives, for ${life} so far` : `lived ${life}`,
+      process.to === null ? `running for ${life}` : `ran for ${life}`,
       process.to === null ? "" : `ended: ${process.exit}`,
       ...process.rungs.map((each) => `ladder: ${each.rung} at ${clockTime(each.clock, 3)}`),
       `event ${process.seq}`,
@@ -129,7 +131,7 @@ export function breakTip(from, to) {
   return { title: `Idle for ${duration(to - from)}`, lines: ["Nothing happened here, so it is drawn short."] };
 }
 
-/** One line for somebody who does not see the picture. */
+/** One line for screen readers. */
 export function turnLine(turn, now) {
   const sums = times(turn, now);
   const said = [
@@ -145,10 +147,10 @@ export function turnLine(turn, now) {
   return said.filter(Boolean).join(", ");
 }
 
-/** The rungs of the ladder by which something is made to end. */
+/** The rungs of the ladder that force a process to end. */
 const FORCED = new Set(["term", "kill", "keeper"]);
 
-/** What the whole picture says, in a sentence or two. */
+/** Summarize the whole picture in a sentence or two. */
 export function summary(timeline) {
   const turns = timeline.turns.length;
   if (turns === 0) return "No asks yet.";
@@ -156,12 +158,13 @@ export function summary(timeline) {
   const stopped = timeline.marks.filter((mark) =>
     ["interrupt", "clock", "close", "replace"].includes(mark.kind),
   ).length;
-  // To end its input is how one says that it may go. Only who needs more than that is stopped.
+  // The end of input is a request to exit. Only a process that needs more than that counts as
+  // stopped.
   const kills = timeline.processes.filter((each) => each.rungs.some(({ rung }) => FORCED.has(rung))).length;
   const said = [
     plural(turns, "turn"),
-    timeline.overlaps === 0 ? "never two at once" : `${plural(timeline.overlaps, "overlap")}: please report it`,
-    gave ? `${gave} gave way` : "",
+    timeline.overlaps === 0 ? "never two at the same time" : `${plural(timeline.overlaps, "overlap")}: please report it`,
+    gave ? `${gave} preempted` : "",
     stopped ? `${stopped} stopped` : "",
     plural(timeline.processes.length, "process", "processes") + (kills ? `, ${kills} stopped by the ladder` : ""),
   ];
