@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from banksman.sessions.session_spec import Permit
     from banksman.store.log import Log
 
-HINT = (
-    'use "sqlite:PATH" (a file that hosts may share), '
-    '"memory:", or "nats://HOST:4222" (many machines)'
-)
 # Start of the settings after a path, as in `sqlite:PATH?level=full&keep_bytes=1000000`.
 SETTING = re.compile(r"\?(?=(level|keep_bytes|keep_seconds)=)")
 # Prefixes of stores that hosts of many machines share.
@@ -181,7 +177,14 @@ def _engine(store: Any, address: str) -> tuple[Callable[[], Log], SettleTime]:
     if isinstance(store, str) and store.startswith(CLUSTER):
         # The hosts that take over the sessions of a dead host settle its leftovers.
         return _open_cluster(store), SettleTime.WHEN_NEEDED
-    raise UsageError(f"there is no store {store!r:.200}", hint=HINT)
+    raise _unusable(store)
+
+
+def _unusable(store: object) -> UsageError:
+    from banksman.cluster import store_address  # noqa: PLC0415
+
+    reason, hint = store_address.why_unusable(store)
+    return UsageError(f"cannot use the store {store!r:.200}: {reason}", hint=hint)
 
 
 def _when(path: Callable[[], Path], settles: SettleTime) -> SettleTime:
@@ -202,7 +205,7 @@ def _is_there(path: Path) -> bool:
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
     if text.startswith((":memory:", "file:")):
-        raise UsageError(f"there is no store 'sqlite:{text:.100}'", hint=HINT)
+        raise _unusable(f"sqlite:{text}")
     path, *rest = SETTING.split(text, maxsplit=1)
     settings: dict[str, Any] = {}
     for name, value in parse_qsl(rest[-1], keep_blank_values=True) if rest else ():

@@ -47,7 +47,8 @@ class OwnedTasks:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
-            log.error("background task failed: %r", exc, exc_info=exc)
+            name = getattr(task.get_coro(), "__qualname__", task.get_name())
+            log.error("background task failed (task=%s error=%r)", name, exc, exc_info=exc)
 
 
 # Waiters: tasks that wait for a change. All are woken together, and each checks its condition

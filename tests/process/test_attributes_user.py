@@ -128,7 +128,8 @@ async def test_user_that_cannot_enter_the_folder_is_a_usage_error(folder: Path) 
     inner.mkdir(parents=True)
     closed.chmod(0o700)
     for cwd in (closed, inner):
-        with pytest.raises(UsageError, match=r"cannot start in that folder.*the `user`"):
+        words = rf"cannot start in {cwd}: Permission denied \(pass a cwd that user nobody may enter\)"
+        with pytest.raises(UsageError, match=words):
             await banksman.execute(["true"], user="nobody", cwd=cwd)
     assert (await banksman.execute(["true"], cwd=inner)).code == 0
 

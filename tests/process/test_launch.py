@@ -157,6 +157,33 @@ async def test_invalid_argv_is_a_usage_error_and_spawns_nothing(marker: str, cas
     assert alive(marker) == []
 
 
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("/etc", "cannot run '/etc': /etc is a folder (pass the path of a program)"),
+        ("/dev/null", "cannot run '/dev/null': /dev/null is not a regular file (pass the path of a program)"),
+        ("./file", "cannot run './file': FOLDER/file is not executable (run chmod +x on it, "),
+        ("/no/such", "there is no program '/no/such' at that path (install it, or correct the path)"),
+        ("./no", "there is no program './no' at that path (pass its full path, or a path relative to cwd)"),
+        ("no-such-program", "there is no program 'no-such-program' on PATH (install it, or pass its full path)"),
+    ],
+)
+async def test_error_of_a_missing_program_has_a_hint_that_fits(tmp_path: Path, word: str, words: str) -> None:
+    (tmp_path / "file").touch(0o600)
+    with pytest.raises(UsageError) as caught:
+        await banksman.execute([word], cwd=tmp_path)
+    assert str(caught.value).startswith(words.replace("FOLDER", str(tmp_path)))
+
+
+async def test_error_of_a_relative_program_shows_the_path_as_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch(0o600)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProgramNotExecutable, match=r"^cannot run './file': ./file is not executable"):
+        await banksman.execute(["./file"])
+
+
 @pytest.mark.parametrize("case", OF_OPTIONS)
 async def test_invalid_option_is_a_usage_error_and_spawns_nothing(marker: str, case: str) -> None:
     with frozen(zygote_pid()):
@@ -178,12 +205,28 @@ async def test_invalid_yield_after_is_a_usage_error_and_spawns_nothing(marker: s
 
 
 @pytest.mark.parametrize(
-    "store", ["", "sqlite:", "sqlite::memory:", "sqlite:file:x", "sqlite:x?level=none", "nats://", 5]
+    ("store", "words"),
+    [
+        ("/abs/x.db", "cannot use the store '/abs/x.db': it has no scheme (pass sqlite:/abs/x.db)"),
+        ("./a:b.db", "cannot use the store './a:b.db': it has no scheme (pass sqlite:./a:b.db)"),
+        ("x.db", "cannot use the store 'x.db': it has no scheme (pass sqlite:x.db)"),
+        ("", "cannot use the store '': it is empty (pass "),
+        ("redis://x", "cannot use the store 'redis://x': its scheme 'redis' is unknown (pass "),
+        ("nats:x", "cannot use the store 'nats:x': it has no // after the scheme (pass "),
+        ("memory:x", "cannot use the store 'memory:x': it has text after the colon (pass "),
+        ("sqlite:", "cannot use the store 'sqlite:': it has no path (pass "),
+        ("sqlite::memory:", "cannot use the store 'sqlite::memory:': it is not the path of a file (pass "),
+        ("sqlite:file:x", "cannot use the store 'sqlite:file:x': it is not the path of a file (pass "),
+        ("sqlite:x?level=none", "a store cannot have level=none ("),
+        ("nats://", "a store on NATS needs a server ("),
+        (5, "cannot use the store 5: it is not a string (pass "),
+    ],
 )
-def test_unknown_store_is_a_usage_error(store: Any) -> None:
+def test_unknown_store_is_a_usage_error(store: Any, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         Host(store)
     assert caught.value.hint
+    assert str(caught.value).startswith(words)
 
 
 async def test_pass_fds_with_a_duplicate_is_a_usage_error(marker: str) -> None:

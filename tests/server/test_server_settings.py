@@ -102,6 +102,19 @@ def test_settings_refuse_impossible_values(tmp_path: Path, line: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("bind", "reason"),
+    [
+        ("nothost", "cannot bind 'nothost': it is not a loopback address (bind 127.0.0.1, "),
+        ("", "cannot bind '': it is not a loopback address (bind 127.0.0.1, "),
+        ("0.0.0.0", "cannot bind 0.0.0.0: other machines can reach it, "),
+        ("::", "cannot bind ::: other machines can reach it, "),
+    ],
+)
+def test_settings_give_the_reason_for_a_refused_address(tmp_path: Path, bind: str, reason: str) -> None:
+    assert reason in refusal(tmp_path, f'[serve]\nbind = "{bind}"\n')
+
+
 def test_settings_never_show_secrets(tmp_path: Path) -> None:
     settings = load(written(tmp_path, '[serve]\ntoken = "visible-secret"\nsecrets = ["other-secret"]\n'))
     assert "secret" not in repr(settings.shown())

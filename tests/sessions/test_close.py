@@ -30,7 +30,7 @@ async def test_close_interrupts_running_turn_and_refuses_queued_asks(tmp_path: P
             refused = await case.outcome(each)
             assert refused.kind is Kind.REFUSED
             assert isinstance(refused.error, Closed)
-        with pytest.raises(Closed):
+        with pytest.raises(Closed, match=r"^the session is closed \(open it again by its id or its name\)"):
             await case.ask("too late")
         assert (await case.session.interrupt()).stopped is False
         assert prompts(case) == ["one"]

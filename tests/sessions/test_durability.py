@@ -201,7 +201,7 @@ async def test_turn_end_is_known_by_key_after_retention_took_its_events(agents: 
             assert [update async for update in again] == []
         assert (outcome.kind, outcome.text) == (Kind.DONE, None)
         assert isinstance(outcome.error, StoreError)
-        with pytest.raises(UsageError, match="too old"):
+        with pytest.raises(UsageError, match="find the id with `banksman log SESSION`; old turns may be deleted"):
             await session.turn(turn.id)
         assert (await recalled(session))[0] == "first"
 

@@ -23,6 +23,7 @@ from banksman.sessions.hooks import (
     Hook,
     Hooks,
     Registration,
+    RequestTasks,
 )
 from banksman.testing import sim
 
@@ -316,3 +317,16 @@ def test_callback_answer_deadline_and_cancel_in_any_order_leave_one_outcome_and_
         await calls.wait_ended()
 
     assert sim.explore(scenario, departures_max=3).is_complete
+
+
+async def test_request_task_that_ends_by_an_exception_is_logged_with_its_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fails() -> None:
+        raise ValueError
+
+    tasks = RequestTasks("on_question")
+    tasks.start("r-1", fails())
+    await asyncio.wait(tasks.running)
+    await asyncio.sleep(0)
+    assert caplog.messages == ["task of an agent's request ended by ValueError (task=on_question request=r-1)"]

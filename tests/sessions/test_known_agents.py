@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from banksman import Host
 from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Quirks
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
@@ -193,7 +194,9 @@ def test_nesting_variables_are_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_custom_profile_reports_missing_command() -> None:
     custom = known_agents.load("custom")
     assert custom.command == ()
-    with pytest.raises(UsageError, match=r"has no command \(pass command="):
+    with pytest.raises(
+        UsageError, match=r"cannot start the agent 'custom': its profile has no command \(pass command="
+    ):
         custom.own_command()
     assert known_agents.load("gemini").own_command() == ("gemini", "--acp")
 
@@ -204,6 +207,14 @@ def test_unknown_agent_error_lists_known_agents(name: str) -> None:
         known_agents.load(name)
     assert "claude" in caught.value.hint
     assert caught.value.ids == {"agent": name}
+
+
+@pytest.mark.parametrize("agent", [5, None, ["claude"], b"claude"])
+async def test_agent_that_is_not_a_name_is_usage_error(agent: Any) -> None:
+    async with Host("memory:") as host:
+        with pytest.raises(UsageError) as caught:
+            await host.open(agent)
+    assert str(caught.value) == f"agent cannot be {agent!r} (pass a name; see banksman agents)"
 
 
 # -- contents of a file ----------------------------------------------------------------------------------------------

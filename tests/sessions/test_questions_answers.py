@@ -297,5 +297,5 @@ async def test_find_answer_works_as_long_as_log_keeps_the_answer() -> None:
     answered = _events(9, [(kinds.QUESTION_ANSWERED, {"question": "q-1.4", "answer": "allow", "by": "rule"})])
     told = await find_answer(_log(kinds.gap("s", 1, 8), *answered), "q-1.4", 9)
     assert told == Answered("q-1.4", "allow", "rule", None, False)
-    with pytest.raises(NotFound, match="too old"):
+    with pytest.raises(NotFound, match="find the id with `banksman log SESSION`; old questions may be deleted"):
         await find_answer(_log(kinds.gap("s", 1, 9)), "q-1.4", 9)

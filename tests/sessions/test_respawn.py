@@ -256,12 +256,17 @@ async def test_open_with_conflicting_identity_is_usage_error(tmp_path: Path, mon
             return replace(claude, name=name)
 
         monkeypatch.setattr(known_agents, "load", load)
-        with pytest.raises(UsageError, match="belongs to the agent claude"):
+        words = "belongs to the agent claude .use another name, or run `banksman close x --forget`"
+        with pytest.raises(UsageError, match=words):
             await them.host.open("other", name="x", command=them.command("a"), options=QUICK)
         # The refused opens changed nothing.
         await case.answer("two")
         assert len(case.processes) == 1
         assert len(them.host.sessions()) == 1
+        # A closed session keeps its agent. The hint is the same, and its verb deletes the session.
+        await case.session.close()
+        with pytest.raises(UsageError, match=words):
+            await them.host.open("other", name="x", command=them.command("a"), options=QUICK)
 
 
 async def test_latest_of_open_and_set_model_wins(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ class SessionsConformance(Opens):
             await log.delete("one")
             two.append(b"2222")
             assert (await one.answers.all())[1:] == [NotOwner, NotOwner]
+            assert "(open the session again, or use it at its owner)" in str(one.answers.given[1][1])
             assert await two.answers.all() == [None] * 4
             assert log.head("two") == Head(epoch=two.epoch, seq=4, first=1)
             assert data(await everything(log, "two")) == [b"2", b"22", b"222", b"2222"]

@@ -20,6 +20,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import re
 import ssl
 import time
 import uuid
@@ -70,6 +72,7 @@ READ_BYTES_MAX = 4 << 20
 # A connection without any traffic for this long, not even the answer to a ping, is dead. A stopped
 # server does not close its connections.
 PING_SECONDS = 2
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 class NatsSubscription:
@@ -476,7 +479,20 @@ def _is_refusal(exc: BaseException) -> bool:
 
 def _unreachable(address: StoreAddress, exc: BaseException) -> Unreachable:
     hint = "start nats-server, or run `banksman doctor --store …`"
-    return Unreachable(f"cannot reach {address}: {exc!r:.200}", hint=hint)
+    return Unreachable(f"cannot reach {address}: {_reason(exc):.200}", hint=hint)
+
+
+def _reason(exc: BaseException) -> str:
+    """Return the reason of a failed connection in words, without Python's names."""
+    words = str(exc)
+    # asyncio puts the address into the text of the error. For a name with several addresses it
+    # joins the texts of all attempts, and the error has no number.
+    numbers = set(_ERRNO.findall(words))
+    if len(numbers) == 1:
+        return os.strerror(int(numbers.pop())).lower()
+    if isinstance(exc, TimeoutError):
+        return "no answer in time"
+    return (isinstance(exc, OSError) and exc.strerror) or words or type(exc).__name__
 
 
 def _tls(address: StoreAddress) -> ssl.SSLContext:

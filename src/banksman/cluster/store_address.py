@@ -70,6 +70,29 @@ def is_address(store: str) -> bool:
     return store.startswith(SCHEMES)
 
 
+def why_unusable(store: object) -> tuple[str, str]:
+    """Return the reason and the hint for a store whose scheme is missing or unknown."""
+    hint = (
+        'pass "sqlite:PATH" (a file that hosts may share), '
+        '"memory:", or "nats://HOST:4222" (many machines)'
+    )
+    if not isinstance(store, str):
+        return "it is not a string", hint
+    scheme, colon, rest = store.partition(":")
+    if not store:
+        return "it is empty", hint
+    # A colon may also be a part of a path.
+    if not colon or "/" in scheme:
+        return "it has no scheme", f"pass sqlite:{store:.200}"
+    if scheme == "sqlite":
+        return "it has no path" if not rest else "it is not the path of a file", hint
+    if scheme == "memory":
+        return "it has text after the colon", hint
+    if f"{scheme}://" in SCHEMES:
+        return "it has no // after the scheme", hint
+    return f"its scheme {scheme!r:.60} is unknown", hint
+
+
 def parse(store: str) -> StoreAddress:
     """Parse a store address.
 

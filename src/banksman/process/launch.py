@@ -293,7 +293,7 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
     else:
         hint = "pass the program as the first word of argv"
         raise ProgramNotFound("cannot run the program: its name is empty", hint=hint)
-    reason = ""
+    reason = hint = ""
     for candidate in candidates:
         # If the candidate is absolute, join() ignores the folder.
         path = os.path.join(folder, candidate)
@@ -306,9 +306,11 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
             continue
         if not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            reason = reason or f"{os.fsdecode(path)} is {kind}"
+            hint = hint if reason else "pass the path of a program"
+            reason = reason or f"{_shown(folder, candidate)} is {kind}"
         elif not os.access(path, os.X_OK):
-            reason = reason or f"{os.fsdecode(path)} is not executable"
+            hint = hint if reason else "run chmod +x on it, or put its interpreter before it"
+            reason = reason or f"{_shown(folder, candidate)} is not executable"
         else:
             # A relative path means a file in the child's folder. If the child starts elsewhere than
             # this process, the path is made absolute, because it would be wrong there.
@@ -316,11 +318,22 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
                 candidate if folder == b"." or os.path.isabs(candidate) else os.path.abspath(path)
             )
     if reason:
-        hint = "run chmod +x on it, or put its interpreter before it"
         raise ProgramNotExecutable(f"cannot run {shown!r}: {reason}", hint=hint)
     where = "at that path" if b"/" in word else "on PATH"
-    hint = "install it, or pass its full path"
+    if b"/" not in word:
+        hint = "install it, or pass its full path"
+    elif os.path.isabs(word):
+        hint = "install it, or correct the path"
+    else:
+        hint = "pass its full path, or a path relative to cwd"
     raise ProgramNotFound(f"there is no program {shown!r} {where}", hint=hint)
+
+
+def _shown(folder: bytes, candidate: bytes) -> str:
+    """Return the path of a candidate for people, without repeated `./`."""
+    if folder == b".":
+        return os.fsdecode(candidate)
+    return os.fsdecode(os.path.join(folder, candidate.removeprefix(b"./")))
 
 
 def _passable(pass_fds: Any) -> tuple[int, ...]:

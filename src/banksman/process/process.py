@@ -84,6 +84,9 @@ class Process:
         self._is_over = False
         self._control: _socket.socket | None = None
         self._streams: ChildStreams | None = None
+        # For the error of a failed start.
+        self._cwd = launch.cwd
+        self._uid = None if launch.user is None else launch.user[0]
         self._request = SpawnRequest(self._loop, launch.inherited.fingerprint, grace)
         self._start_timer: asyncio.TimerHandle | None = None
         self._started_since = StartedSince()
@@ -185,7 +188,7 @@ class Process:
                 self.close()
                 self._on_fact(NeverStarted(time.monotonic()))
             case (messages.FAILED, step, number):
-                self._fail(start_error(step, number))
+                self._fail(start_error(step, number, cwd=self._cwd, uid=self._uid))
             case (messages.EXITED, code, number, at, by_itself):
                 self._on_exited(Exited(code, number, at, by_itself))
             case (messages.ACTED, rung, at, by_lease):

@@ -15,6 +15,7 @@ import asyncio
 import errno
 import marshal
 import os
+import pwd
 from collections.abc import Callable
 
 from banksman.errors import (
@@ -165,8 +166,13 @@ def _write_order(data: bytes) -> int:
     return fd
 
 
-def start_error(step: str, number: int) -> BanksmanError:
-    """Translate a failed step of the keeper into an error."""
+def start_error(
+    step: str, number: int, *, cwd: bytes = b".", uid: int | None = None
+) -> BanksmanError:
+    """Translate a failed step of the keeper into an error.
+
+    `cwd`: the child's folder. `uid`: the user of the child; None is the user of this process.
+    """
     text = os.strerror(number)
     if step == "exec" and number in (
         errno.ENOEXEC,
@@ -184,8 +190,9 @@ def start_error(step: str, number: int) -> BanksmanError:
         hint = "pass no hard limit above the current one; only root may raise it"
         return UsageError(f"cannot set the limits: {text}", hint=hint)
     if step == "cwd":
-        hint = "pass a cwd that this process may enter, and the `user`, if one is given"
-        return UsageError(f"cannot start in that folder: {text}", hint=hint)
+        folder = "the current folder" if cwd == b"." else os.fsdecode(cwd)
+        hint = f"pass a cwd that user {_user_name(os.geteuid() if uid is None else uid)} may enter"
+        return UsageError(f"cannot start in {folder}: {text}", hint=hint)
     if step == "lease":
         hint = "use the session's new owner; check whether this host was overloaded or stopped"
         return NotOwner("cannot start the command: the host's lease has expired", hint=hint)
@@ -193,3 +200,10 @@ def start_error(step: str, number: int) -> BanksmanError:
         hint = "run this process with the right to change user and groups"
         return UsageError(f"cannot change to that user: {text}", hint=hint)
     return no_room(step, OSError(number, text))
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)  # For example in a container without /etc/passwd.

@@ -113,13 +113,18 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 )
         self._check_membership()
         if not self.allow_remote and not is_loopback(self.bind):
+            hint = (
+                "bind 127.0.0.1, "
+                "or pass --allow-remote (allow_remote = true) and put TLS in front of it"
+            )
+            if not _is_ip_address(self.bind):
+                # A name may resolve to any address, or to none.
+                message = f"cannot bind {self.bind!r:.100}: it is not a loopback address"
+                raise UsageError(message, hint=hint)
             raise UsageError(
                 f"cannot bind {self.bind}: other machines can reach it,"
                 " and every client with the token can start any program here",
-                hint=(
-                    "bind 127.0.0.1, "
-                    "or pass --allow-remote (allow_remote = true) and put TLS in front of it"
-                ),
+                hint=hint,
             )
 
     def _check_membership(self) -> None:
@@ -164,10 +169,16 @@ def is_loopback(bind: str) -> bool:
     """Whether this address is reachable from this machine only."""
     if bind == "localhost":
         return True
+    # Any other name may resolve to another address tomorrow.
+    return _is_ip_address(bind) and ipaddress.ip_address(bind).is_loopback
+
+
+def _is_ip_address(bind: str) -> bool:
     try:
-        return ipaddress.ip_address(bind).is_loopback
+        ipaddress.ip_address(bind)
     except ValueError:
-        return False  # A name may resolve to another address tomorrow.
+        return False
+    return True
 
 
 def load(

@@ -418,6 +418,14 @@ def _is_pair(pair: Any) -> bool:
     )
 
 
+def checked_agent(agent: Any) -> str:
+    """Return the name of an agent, or raise `UsageError`."""
+    if not isinstance(agent, str):
+        hint = "pass a name; see banksman agents"
+        raise UsageError(f"agent cannot be {agent!r:.60}", hint=hint)
+    return agent
+
+
 def checked_conversation(resume: Any) -> str | None:
     """Return the conversation to resume, or raise `UsageError`."""
     if resume is not None and (not isinstance(resume, str) or not resume):

@@ -200,12 +200,18 @@ class RequestTasks:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self.running.discard(task)
+        # Compared by task, because another task may have the same request meanwhile.
+        ended = [request for request, other in self._by_request.items() if other is task]
         if not task.cancelled() and (exc := task.exception()) is not None:
             # No code awaits the task. So an exception that is not an error of the callable, for
             # example SystemExit, is logged here.
-            log.error("%s ended by %s", self._what, type(exc).__name__)
-        # Compared by task, because another task may have the same request meanwhile.
-        for request in [request for request, other in self._by_request.items() if other is task]:
+            log.error(
+                "task of an agent's request ended by %s (task=%s request=%s)",
+                type(exc).__name__,
+                self._what,
+                ",".join(ended) or "closed",
+            )
+        for request in ended:
             del self._by_request[request]
 
     def cancel(self, request: str) -> None:

@@ -281,7 +281,7 @@ class Profile:
     def own_command(self) -> tuple[str, ...]:
         """Return the command to run if the caller passes none."""
         if not self.command:
-            message = f"the profile of {self.title} has no command"
+            message = f"cannot start the agent {self.name!r}: its profile has no command"
             raise UsageError(message, hint="pass command=", agent=self.name)
         return self.command
 

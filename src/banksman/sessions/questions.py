@@ -322,9 +322,8 @@ async def find_answer(
             if told is not None and name is not None:
                 break
     if not is_known and told is None:
-        raise NotFound(
-            f"there is no question {id!r:.100} in this session", hint="it may be too old to be kept"
-        )
+        hint = "find the id with `banksman log SESSION`; old questions may be deleted"
+        raise NotFound(f"there is no question {id!r:.100} in this session", hint=hint)
     return told
 
 

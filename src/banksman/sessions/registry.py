@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import shlex
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -192,9 +193,7 @@ class SessionRegistry:
         self, known: KnownSession, spec: SessionSpec, on_question: OnQuestion | None
     ) -> Session:
         if spec.profile.name != known.agent:
-            message = f"the session {known.name!r} belongs to the agent {known.agent}"
-            hint = "choose another name, or delete that session first"
-            raise UsageError(message, hint=hint, session=known.id)
+            raise _of_another_agent(known.name, known.agent, known.id)
         session = self._table.to_open(known, spec.profile)
         await self._take(session, spec, on_question)
         return session
@@ -303,8 +302,7 @@ class SessionRegistry:
         startup = self._startups[session.id]
         before = startup.next
         if spec.profile.name != before.profile.name:
-            message = f"the session {session.name!r} belongs to the agent {before.profile.name}"
-            raise UsageError(message, hint="choose another name, or close that session first")
+            raise _of_another_agent(session.name, before.profile.name, session.id)
         if spec.forks or (spec.resumes and spec.resumes != session.status().conversation):
             message = f"the session {session.name!r} has another conversation"
             raise UsageError(message, hint="choose another name")
@@ -480,3 +478,14 @@ class SessionRegistry:
         await self._gate.wait_idle()
         await self._table.keep_rest()
         self._guard.close()
+
+
+def _of_another_agent(name: str | None, agent: str, session: str) -> UsageError:
+    """Build the error for an open of a session with another agent than its own."""
+    hint = (
+        f"use another name, or run `banksman close {shlex.quote(name or session)} --forget`, "
+        "which deletes its log"
+    )
+    return UsageError(
+        f"the session {name!r} belongs to the agent {agent}", hint=hint, session=session
+    )

@@ -227,7 +227,7 @@ class Session(SessionLifecycle):
             watch = await self._watched(id)
             place = await self.find_turn(id)
             if place is None:
-                hint = "it may be too old to be kept"
+                hint = "find the id with `banksman log SESSION`; old turns may be deleted"
                 raise NotFound(f"there is no turn {id!r:.100} in this session", hint=hint, turn=id)
             if self._owned is owned:
                 found = Turn(self, id, place.first - 1)

@@ -40,6 +40,7 @@ from banksman.sessions.agent_process import AgentProcess, OnReport, RealAgent
 from banksman.sessions.arguments import (
     TOOLS_SERVER,
     check_text,
+    checked_agent,
     checked_command,
     checked_conversation,
     checked_mcp_servers,
@@ -142,7 +143,7 @@ class SessionSpec:
         rules_wanted: Mapping[str, str] | None,
         labels: Sequence[str] = (),
     ) -> None:
-        self.profile = known_agents.load(agent)
+        self.profile = known_agents.load(checked_agent(agent))
         self._resume = checked_conversation(resume)
         self.forks = forks
         if forks and resume is None:

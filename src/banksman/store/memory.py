@@ -181,7 +181,7 @@ class MemoryLog(GroupCommit):
             else:
                 error = NotOwner(
                     f"cannot append to session {session}: its last seq is not {expected_seq}",
-                    hint="claim the session again",
+                    hint="open the session again, or use it at its owner",
                     session=session,
                     expected_seq=expected_seq,
                     seq=state.tail,
@@ -422,11 +422,16 @@ class MemoryLog(GroupCommit):
         if state is None or epoch != state.epoch:
             current = 0 if state is None else state.epoch
             message = f"cannot write session {session}: another writer owns it"
-            hint = "claim the session again"
+            hint = "open the session again, or use it at its owner"
             return NotOwner(message, hint=hint, session=session, epoch=epoch, current=current)
         if not state.is_owned:
             message = f"cannot write session {session}: it was released"
-            return NotOwner(message, hint="claim the session again", session=session, epoch=epoch)
+            return NotOwner(
+                message,
+                hint="open the session again, or use it at its owner",
+                session=session,
+                epoch=epoch,
+            )
         if state.failed is not None:
             message = f"cannot write session {session}: an earlier call was refused"
             return NotOwner(message, session=session, epoch=epoch)

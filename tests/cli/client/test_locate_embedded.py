@@ -500,6 +500,8 @@ def test_missing_agent_is_reported_with_how_to_install_it(terminal: Terminal) ->
     assert "there is no program 'kimi'" in done.stderr
     assert "banksman agents" in done.stderr
     assert "do you mean claude?" in terminal.run("run", "clude", "hi", code=4).stderr
+    told = terminal.run("run", "custom", "hi", code=4).stderr
+    assert "cannot start the agent 'custom': its profile has no command (add -- COMMAND …)" in told
 
 
 def test_discovery_file_of_a_killed_server_is_ignored(terminal: Terminal) -> None:

@@ -40,6 +40,7 @@ FOREIGN = re.compile(r"/v1\b|openapi|\b(GET|POST|PATCH|PUT|DELETE)\b|Idempotency
         ("use GET, HEAD", ""),
         # Unchanged: Python's words, and words that a shell understands.
         ("see sessions()", "see banksman ps"),
+        ("pass command=", "add -- COMMAND …"),
         ("raise the limit (ulimit -n), or --room=9", "raise the limit (ulimit -n), or --room=9"),
     ],
 )

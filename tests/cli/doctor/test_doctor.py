@@ -302,6 +302,11 @@ def test_doctor_reports_a_store_of_another_program_or_newer_banksman(machine: Ma
     assert "newer Banksman (schema 999" in seen
 
 
+def test_doctor_says_what_is_wrong_with_the_name_of_a_store(machine: Machine) -> None:
+    expected = ("wrong", "cannot use the store '/abs/x.db': it has no scheme", "pass sqlite:/abs/x.db")
+    assert machine.of("store", "--store", "/abs/x.db") == [expected]
+
+
 def test_doctor_checks_the_configured_store(machine: Machine) -> None:
     elsewhere = machine.folder / "elsewhere.db"
     machine.config.write_text(f'store = "sqlite:{elsewhere}?level=full&keep_bytes=1000"\n')

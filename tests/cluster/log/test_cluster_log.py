@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from tests.store.kit import Writer, chunk, data, everything, known, outcomes, un
 from tests.thorough import one_in
 
 from banksman import Host
+from banksman.cluster import nats
 from banksman.cluster.http.host_view import HostView
 from banksman.cluster.interfaces import HostReport
 from banksman.cluster.jetstream import BatchMessage, StreamMessage
@@ -247,7 +250,7 @@ async def test_cut_off_host_view_shows_other_hosts_as_silent(tmp_path: Path, pre
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_claimed", [False, True])
 async def test_journal_of_dead_host_is_replayed_or_becomes_a_report(
-    is_claimed: bool, tmp_path: Path, prefix: str
+    is_claimed: bool, tmp_path: Path, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "journals"
     lease = 10  # A busy machine must not cost the child its lease before it has noted everything.
@@ -286,6 +289,11 @@ async def test_journal_of_dead_host_is_replayed_or_becomes_a_report(
                 }
                 noted = [f"noted {number}" for number in range(300)]
                 assert sorted(told.values()) == [noted, ["two", "three"]]
+                # The operator finds each file by the log.
+                words = "events of a former owner were refused and moved to a report"
+                lines = [text for text in caplog.messages if text.startswith(words)]
+                assert len(lines) == len(reports)
+                assert all(any(f"report={report})" in line for line in lines) for report in reports)
             else:
                 assert stored == [b"one", b"two", b"three", *(b"noted %d" % number for number in range(300))]
                 assert reports == []
@@ -516,9 +524,28 @@ async def test_unreachable_cluster_raises_unreachable(tmp_path: Path) -> None:
     log = ClusterLog(parse("nats://127.0.0.1:1/nobody"), tmp_path)
     with pytest.raises(StoreError, match="not connected yet"):
         log.sessions()
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unreachable, match=r"^cannot reach nats://127.0.0.1:1/nobody: connection refused \(start "):
         await log.ready()
     await log.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"), "connection refused"),
+        (OSError("Multiple exceptions: [Errno 111] Connect …, [Errno 111] Connect …"), "connection refused"),
+        (
+            OSError("Multiple exceptions: [Errno 111] a, [Errno 101] b"),
+            "Multiple exceptions: [Errno 111] a, [Errno 101] b",
+        ),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
+        (TimeoutError(), "no answer in time"),
+        (ValueError("odd"), "odd"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_reason_of_a_failed_connection_is_in_words(error: Exception, words: str) -> None:
+    assert nats._reason(error) == words  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.journal import Journal
+from banksman.cluster.log.journal import Journal, noted_report_path
 from banksman.cluster.log.journal_recovery import BlockedAppends
 from banksman.cluster.log.message_codec import MessagePart
 from banksman.cluster.log.publisher import Advance, Call, QueuedAppend
@@ -90,4 +90,5 @@ async def test_journal_keeps_lost_appends_for_recovery_and_reports_foreign_ones_
         waiting.report()
         assert await noted(journal) == []
         (report,) = (tmp_path / "reports").iterdir()
+        assert report == noted_report_path(journal.path, SUBJECT, EPOCH, 11)
         assert [json.loads(line)["seq"] for line in report.read_text().splitlines()] == [11, 12]

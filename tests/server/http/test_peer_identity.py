@@ -11,13 +11,19 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from starlette.datastructures import Headers
 from tests.server.kit import SECONDS_MAX, Served
 
 from banksman import Host, sockets
 from banksman.process.keeper.proc_tree import read_stat
 from banksman.server.http import peer_identity
+from banksman.server.http.auth import AuthMiddleware
+from banksman.server.http.connection import Connection
+from banksman.server.problems import Problem
 
 # Connects to the socket `argv[1]` as a descendant of kind `argv[2]`, and writes the answer to the file `argv[3]`.
 KNOCK = """
@@ -153,16 +159,46 @@ def test_ancestor_walk_ends_at_a_process_hidden_by_proc(monkeypatch: pytest.Monk
         assert peer_identity.standing_of(ours) is peer_identity.PeerIdentity.FREE
 
 
-def test_client_with_unreadable_ancestors_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the server is out of fds.
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EACCES])
+@pytest.mark.parametrize("reader", ["read_proc", "read_stat"])
+def test_client_with_unreadable_ancestors_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, number: int, reader: str
+) -> None:
+    """The server cannot read the name of a keeper then, and must not treat it as another program."""
 
-    It cannot read the name of a keeper then, and must not treat it as another program.
-    """
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    def fails(path: str, bytes_max: int) -> bytes:
-        raise OSError(errno.EMFILE, "too many open files", path)
-
-    monkeypatch.setattr(peer_identity, "read_proc", fails)
+    monkeypatch.setattr(peer_identity, reader, fails)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert peer_identity.standing_of(ours) is peer_identity.PeerIdentity.UNCLEAR
+        standing = peer_identity.standing_of(ours)
+    expected = peer_identity.PeerIdentity.UNCLEAR if number == errno.EACCES else peer_identity.PeerIdentity.NO_FDS
+    assert standing is expected
+    connection = cast("Connection", SimpleNamespace(uid=os.getuid(), standing=standing))
+    with pytest.raises(Problem) as caught:
+        AuthMiddleware._admit_local(connection, Headers())  # pyright: ignore[reportPrivateUsage]
+    problem = caught.value
+    assert (problem.status, problem.title) == (403, "NotLetIn")
+    words = {
+        peer_identity.PeerIdentity.NO_FDS: ("cannot identify the client process: Too many open files", "ulimit -n"),
+        peer_identity.PeerIdentity.UNCLEAR: ("it is gone, or in another container", "the URL of the server"),
+    }[standing]
+    assert words[0] in problem.detail
+    assert words[1] in problem.hint
+
+
+def test_ancestor_that_is_unreadable_once_for_lack_of_fds_does_not_count_as_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = os.getppid()
+
+    def read(pid: int) -> tuple[int, str, int] | None:
+        if pid == parent:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read_stat(pid)
+
+    monkeypatch.setattr(peer_identity, "read_stat", read)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_identity.standing_of(ours) is peer_identity.PeerIdentity.NO_FDS

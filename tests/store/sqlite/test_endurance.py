@@ -383,7 +383,9 @@ class Odd(Exception):
     """Unexpected error."""
 
 
-async def test_commit_succeeds_when_maintenance_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_succeeds_when_maintenance_raises(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def excess(*_: object) -> None:
         raise Odd
 
@@ -394,6 +396,8 @@ async def test_commit_succeeds_when_maintenance_raises(path: Path, monkeypatch: 
         await writer.commit(b"a")
         await writer.commit(b"b")
         await log.close()
+    words = f"store maintenance failed, trying again after a later write (store={path} error=Odd())"
+    assert words in caplog.messages
 
 
 async def test_close_completes_when_a_bug_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

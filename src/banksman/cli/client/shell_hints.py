@@ -25,6 +25,7 @@ _STEPS = (
     ("commands()", "see banksman ps --all"),
     ("an int", "interactive, normal, background, or a number"),
     ("after=None", "begin again without --after"),
+    ("pass command=", "add -- COMMAND …"),
 )
 
 

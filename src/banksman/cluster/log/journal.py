@@ -430,11 +430,8 @@ def _is_empty(db: sqlite3.Connection) -> bool:
 def _report(journal: Path, row: JournalRow) -> None:
     """Write the events of one message to a report file, one line of JSON each."""
     place = message_codec.place(0, row.header)
-    # Leave out the random end of the id. Repeated attempts of one append are one report, and the
-    # first attempt holds the most events.
     _write_report(
-        journal,
-        row.id.rpartition(".")[0],
+        report_path(journal, row),
         message_codec.events("", place.epoch, place.first, message_codec.decode(row.body), None),
     )
 
@@ -448,9 +445,7 @@ def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: in
     if not events:
         return
     try:
-        _write_report(
-            journal, f"{subject.rpartition('.')[2]}.{epoch}.noted-{events[0].seq}", events
-        )
+        _write_report(noted_report_path(journal, subject, epoch, events[0].seq), events)
     except OSError as exc:
         # The notes stay in the journal. The rest of their group must still be committed.
         log.warning("cannot write a report of the journal %s: %s", journal, exc)
@@ -458,8 +453,23 @@ def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: in
     _pass_by(db, subject, epoch, events[-1].seq)
 
 
-def _write_report(journal: Path, name: str, events: Iterable[Event]) -> None:
-    path = journal.parent / "reports" / f"{name}.ndjson"
+def report_path(journal: Path, row: JournalRow) -> Path:
+    """Return the report file of a message."""
+    # Leave out the random end of the id. Repeated attempts of one append are one report, and the
+    # first attempt holds the most events.
+    return _report_path(journal, row.id.rpartition(".")[0])
+
+
+def noted_report_path(journal: Path, subject: str, epoch: int, first: int) -> Path:
+    """Return the report file of notes. `first`: the seq of their first event."""
+    return _report_path(journal, f"{subject.rpartition('.')[2]}.{epoch}.noted-{first}")
+
+
+def _report_path(journal: Path, name: str) -> Path:
+    return journal.parent / "reports" / f"{name}.ndjson"
+
+
+def _write_report(path: Path, events: Iterable[Event]) -> None:
     path.parent.mkdir(exist_ok=True, mode=0o700)
     lines: list[str] = []
     for event in events:

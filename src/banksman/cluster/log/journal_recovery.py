@@ -24,6 +24,8 @@ from banksman.cluster.log.journal import (
     JournalRow,
     LeftJournal,
     left_behind,
+    noted_report_path,
+    report_path,
     store_of,
 )
 from banksman.cluster.log.message_codec import EVENTS_MAX, MessageBody, MessagePart, MessagePlace
@@ -221,7 +223,7 @@ class JournalRecovery:
                 journal.drop(row.id)
             else:
                 journal.report(row)
-                _tell(row.id)
+                _tell_refused(row.subject, report_path(journal.path, row))
         for group in _grouped(noted):
             # First delete the stored notes, then report the rest. The report holds only events
             # that are not in the cluster.
@@ -229,7 +231,7 @@ class JournalRecovery:
             journal.pass_by(group[0].subject, group[0].epoch, last)
             if last < group[-1].last:
                 journal.report_noted(group[0].subject, group[0].epoch)
-                _tell(group[0].subject)
+                _tell_refused(group[0].subject, _path_of_rest(journal.path, group, last))
 
     async def _settle(self, left: LeftJournal) -> None:
         """Publish the messages and notes of one journal of a dead host."""
@@ -244,7 +246,7 @@ class JournalRecovery:
                 await asyncio.to_thread(left.drop, row.id)
             else:
                 await asyncio.to_thread(left.report, row)
-                _tell(row.id)
+                _tell_refused(row.subject, report_path(left.path, row))
         for group in _grouped(await asyncio.to_thread(lambda: left.noted)):
             if not group[0].subject.startswith(f"{self._names.prefix}.ev."):
                 continue
@@ -252,7 +254,7 @@ class JournalRecovery:
             await asyncio.to_thread(left.pass_by, group[0].subject, group[0].epoch, last)
             if last < group[-1].last:
                 await asyncio.to_thread(left.report_noted, group[0].subject, group[0].epoch)
-                _tell(group[0].subject)
+                _tell_refused(group[0].subject, _path_of_rest(left.path, group, last))
 
     async def _put_as_told(self, row: JournalRow) -> bool:
         """Store the part of a message that agrees with the answers its callers got at the fence.
@@ -436,8 +438,16 @@ def _packed(waiting: Sequence[JournalEntry], before: MessagePlace) -> tuple[Jour
     return JournalRow(first.subject, id, before.seq, header, data), last
 
 
-def _tell(what: str) -> None:
+def _path_of_rest(journal: Path, group: Sequence[JournalEntry], last: int) -> Path:
+    """Return the report file of the notes of a group that begin after the event `last`."""
+    first = next((note.first for note in group if note.first > last), last + 1)
+    return noted_report_path(journal, group[0].subject, group[0].epoch, first)
+
+
+def _tell_refused(subject: str, report: Path) -> None:
     log.warning(
-        "%s: the last events of its former owner were refused and are kept as a report",
-        what,
+        "events of a former owner were refused and moved to a report:"
+        " read the report, then delete it (session=%s report=%s)",
+        subject.rpartition(".")[2],
+        report,
     )

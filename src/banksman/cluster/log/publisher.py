@@ -176,7 +176,9 @@ class Publisher(Struct, frozen=True):
                 # not prove that the message is absent. Give the session up: the next claim fences
                 # the events and sees the result.
                 message = f"the result of the last append is unknown: {exc}"
-                raise NotOwner(message, hint="claim the session again", session=session) from exc
+                raise NotOwner(
+                    message, hint="open the session again, or use it at its owner", session=session
+                ) from exc
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
@@ -198,7 +200,9 @@ class Publisher(Struct, frozen=True):
             message_codec.place_of(last)
         session = owned_epoch.record.id
         message = f"cannot write session {session}: another writer owns it"
-        raise NotOwner(message, hint="claim the session again", session=session, seq=seq)
+        raise NotOwner(
+            message, hint="open the session again, or use it at its owner", session=session, seq=seq
+        )
 
     async def _is_known_still(self, owned_epoch: OwnedEpoch) -> bool:
         """Return whether the session was not deleted, or claimed again, since this host's claim.

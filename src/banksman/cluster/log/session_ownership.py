@@ -425,4 +425,6 @@ class SessionOwnership:
 
 def _superseded(session: str, epoch: int) -> NotOwner:
     message = f"cannot write session {session}: another writer owns it"
-    return NotOwner(message, hint="claim the session again", session=session, epoch=epoch)
+    return NotOwner(
+        message, hint="open the session again, or use it at its owner", session=session, epoch=epoch
+    )

@@ -292,7 +292,7 @@ class SessionQueue:
             current = 0 if owned_epoch is None else owned_epoch.epoch
             return NotOwner(
                 f"cannot write session {self._session}: another writer owns it",
-                hint="claim the session again",
+                hint="open the session again, or use it at its owner",
                 session=self._session,
                 epoch=call.epoch,
                 current=current,
@@ -385,7 +385,7 @@ class SessionQueue:
         assert self.owned_epoch is not None
         return NotOwner(
             f"cannot append to session {self._session}: its last seq is not {call.expected_seq}",
-            hint="claim the session again",
+            hint="open the session again, or use it at its owner",
             session=self._session,
             expected_seq=call.expected_seq,
             seq=self.owned_epoch.seq,

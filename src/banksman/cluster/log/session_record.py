@@ -189,7 +189,7 @@ class SessionRecords:
             record = None if message is None else _decoded(message, SessionRecord)
         except StoreDamaged as exc:
             # Readers keep the last valid version. A change of the record raises the damage.
-            log.warning("%s (%s)", exc.args[0], exc.hint)
+            log.warning("session record ignored: %s (%s)", exc.args[0], exc.hint)
             self._damaged[part] = exc
             return
         self._damaged.pop(part, None)

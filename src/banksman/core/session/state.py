@@ -323,4 +323,4 @@ def not_open(state: Session, **ids: object) -> Refused:
         message = f"the session {where} and did not accept the request"
         return Moving(message, hint="ask again in a moment", **ids)
     where = "is closed" if is_over else "is closing and accepts nothing new"
-    return Closed(f"the session {where}", hint="open another session", **ids)
+    return Closed(f"the session {where}", hint="open it again by its id or its name", **ids)

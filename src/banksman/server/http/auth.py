@@ -311,6 +311,14 @@ class AuthMiddleware:
                 "this process belongs to an agent, or to a command of this server",
                 hint=hint,
             )
+        if connection.standing is PeerIdentity.NO_FDS:
+            hint = "raise ulimit -n of the server"
+            raise Problem(
+                403,
+                "NotLetIn",
+                "cannot identify the client process: Too many open files",
+                hint=hint,
+            )
         if connection.standing is PeerIdentity.UNCLEAR:
             hint = "use the URL of the server, with the token"
             raise Problem(

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 import select
 import socket
@@ -43,6 +44,7 @@ from banksman.process.zygote_client import spawner
 SO_PEERPIDFD = 77
 # The chain changes when a process in it ends. Then it is read again.
 _TRIES_MAX = 3
+_NO_FDS = (errno.EMFILE, errno.ENFILE)
 
 
 class PeerIdentity(enum.Enum):
@@ -51,6 +53,8 @@ class PeerIdentity(enum.Enum):
     FREE = "it belongs to no agent"
     AGENTS = "it descends from an agent, or from a command of this server"
     UNCLEAR = "it is gone, or in another container"
+    # The server lacks fds, so it cannot read /proc. The client is refused like an unclear one.
+    NO_FDS = "the server has too many open files"
 
 
 def standing_of(peer: socket.socket) -> PeerIdentity:
@@ -62,15 +66,15 @@ def standing_of(peer: socket.socket) -> PeerIdentity:
     if sys.platform != "linux":
         return PeerIdentity.FREE
     pid = sockets.peer_pid(peer)
-    with _pidfd(peer) as pidfd:
-        chain = _chain(pid)
-        if chain is None or (pidfd is not None and _has_ended(pidfd)):
-            return PeerIdentity.UNCLEAR
     try:
+        with _pidfd(peer) as pidfd:
+            chain = _chain(pid)
+            if chain is None or (pidfd is not None and _has_ended(pidfd)):
+                return PeerIdentity.UNCLEAR
         return PeerIdentity.AGENTS if _is_agents(chain) else PeerIdentity.FREE
-    except OSError:
-        # The name of an ancestor cannot be read: it has ended, or this process has no fds left.
-        return PeerIdentity.UNCLEAR
+    except OSError as exc:
+        # A file of an ancestor cannot be read: it has ended, or this process has no fds left.
+        return PeerIdentity.NO_FDS if exc.errno in _NO_FDS else PeerIdentity.UNCLEAR
 
 
 def _is_agents(chain: list[int]) -> bool:
@@ -120,7 +124,10 @@ def _is_parent(pid: int, child: int) -> bool:
 def _stat(pid: int) -> tuple[int, str, int] | None:
     try:
         return read_stat(pid)
-    except OSError:
+    except OSError as exc:
+        # Without fds, every process looks hidden, and the chain would end too early.
+        if exc.errno in _NO_FDS:
+            raise
         return None
 
 
@@ -136,7 +143,9 @@ def _pidfd(peer: socket.socket) -> Generator[int | None]:
     """
     try:
         fd = peer.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
-    except OSError:
+    except OSError as exc:
+        if exc.errno in _NO_FDS:
+            raise
         yield None
         return
     try:

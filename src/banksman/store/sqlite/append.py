@@ -159,7 +159,7 @@ class GroupedAppends:
             return
         error = NotOwner(
             f"cannot append to session {first.session}: its last seq is not {first.expected_seq}",
-            hint="claim the session again",
+            hint="open the session again, or use it at its owner",
             session=first.session,
             expected_seq=first.expected_seq,
         )
@@ -172,7 +172,7 @@ def no_owner(work: WriterContext, session: str, epoch: int) -> NotOwner | None:
     """Explain why this host does not own the session under this epoch; None if it does."""
     row = work.row("SELECT epoch, owner FROM sessions WHERE id = ?", session)
     current, owner = row or (0, None)
-    hint = "claim the session again"
+    hint = "open the session again, or use it at its owner"
     if current != epoch:
         message = f"cannot write session {session}: another writer owns it"
         return NotOwner(message, hint=hint, session=session, epoch=epoch, current=current)

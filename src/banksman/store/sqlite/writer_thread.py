@@ -307,7 +307,11 @@ class WriterThread:
             self._tidy_if_due()
         except Exception as exc:
             self._roll_back()
-            log.warning("upkeep failed: %r (store=%s)", exc, self._path)
+            log.warning(
+                "store maintenance failed, trying again after a later write (store=%s error=%r)",
+                self._path,
+                exc,
+            )
 
     def _retain(self, sessions: dict[str, None]) -> None:
         now = time.time()
