@@ -139,13 +139,16 @@ def test_config_variable_is_parsed_by_the_type_of_its_key(
         ("[serv]\nport = 1", 1, "unknown table [serv] (did you mean [serve]?)"),
         ("port = 1", 1, "unknown key 'port' (did you mean 'port' in [serve]?)"),
         ('[serve]\nagent = "x"', 2, "(did you mean 'agent' before the first table?)"),
-        ("store = 1", 1, "store cannot be 1 (a string)"),
-        ('[serve]\nport = "80"', 2, "serve.port cannot be '80' (a whole number)"),
-        ('format = "xml"', 1, "format cannot be 'xml' (one of: text, json, quiet)"),
-        ("[serve]\nhosts = [1]", 2, "serve.hosts cannot be [1] (a list of strings)"),
-        ("[serve]\nstall_seconds = inf", 2, "serve.stall_seconds cannot be inf (a number)"),
+        ("store = 1", 1, "store cannot be 1 (use a string)"),
+        ('[serve]\nport = "80"', 2, "serve.port cannot be '80' (use a whole number)"),
+        ('format = "xml"', 1, "format cannot be 'xml' (use one of: text, json, quiet)"),
+        ("[serve]\nhosts = [1]", 2, "serve.hosts cannot be [1] (use a list of strings)"),
+        ("[serve]\nstall_seconds = inf", 2, "serve.stall_seconds cannot be inf (use a number)"),
         pytest.param(f"[serve]\nstall_seconds = {10**400}", 2, "serve.stall_seconds cannot be 1000", id="huge"),
-        ("run = 1", 1, "run cannot be 1 (a table: [run])"),
+        ("run = 1", 1, "run cannot be 1 (use a table: [run])"),
+        ("[serve]\nallow_remote = 1", 2, "serve.allow_remote cannot be 1 (use true or false)"),
+        ("[nope]\nport = 1", 1, "unknown table [nope] (use [serve] or [run])"),
+        ("nope = 1", 1, "unknown key 'nope' (see docs/reference/configuration.md for all keys)"),
         ('token = "hunter2hunter2"', 1, "cannot set token in a file (set BANKSMAN_TOKEN instead"),
     ],
 )
@@ -204,6 +207,33 @@ def test_config_unknown_variable_is_mentioned_and_no_error(monkeypatch: pytest.M
         0,
         "banksman: unknown variable BANKSMAN_SERVE_PROT; did you mean BANKSMAN_SERVE_PORT?\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("BANKSMAN_PORT", "did you mean BANKSMAN_SERVE_PORT?"),
+        ("BANKSMAN_STROE", "did you mean BANKSMAN_STORE?"),
+        ("BANKSMAN_ON_QUESTION", "did you mean BANKSMAN_RUN_ON_QUESTION?"),
+        ("BANKSMAN_CONFIGS", "did you mean BANKSMAN_CONFIG?"),
+        ("BANKSMAN_NOPE", "see docs/reference/configuration.md for all keys"),
+    ],
+)
+def test_config_unknown_variable_gets_a_hint_only_for_a_similar_name(
+    name: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert [stray.hint for stray in config.strays() if stray.name == name] == [hint]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("port", "did you mean 'serve.port'?"), ("nope", "run `banksman config show` for all keys")],
+)
+def test_config_unknown_key_gets_a_hint_only_for_a_similar_name(name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        config.known(name)
+    assert caught.value.hint == hint
 
 
 def test_config_show_never_shows_a_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,3 +315,10 @@ def test_shutdown_sends_closing_to_fifty_streams(served: Served) -> None:
         thread.join()
     assert told == ["stream.closing"] * 50
     assert ended(served) == 0
+
+
+def test_serve_warns_about_an_unknown_variable(tmp_path: Path) -> None:
+    with Served(tmp_path / "server", variables={"BANKSMAN_PORT": "1", "BANKSMAN_NOPE": "1"}) as served:
+        told = served.log.read_text(encoding="utf-8")
+    assert "unknown variable BANKSMAN_PORT; did you mean BANKSMAN_SERVE_PORT?" in told
+    assert "unknown variable BANKSMAN_NOPE; see docs/reference/configuration.md for all keys" in told

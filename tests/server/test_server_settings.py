@@ -52,6 +52,14 @@ def test_settings_flags_override_the_file(tmp_path: Path) -> None:
     assert settings.programs == ["claude", ["python3", "-m", "agent"]]
 
 
+def test_settings_error_names_the_place_of_the_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, hint = tmp_path / "config.toml", "(use a whole number, 1 or more, or leave it out)"
+    assert refusal(tmp_path, "[serve]\n\nprocesses_max = -1\n") == f"{path}, line 3: processes_max cannot be -1 {hint}"
+    assert refusal(tmp_path, "", port=70000).startswith("--port: invalid port 70000 (")
+    monkeypatch.setenv("BANKSMAN_SERVE_PROCESSES_MAX", "0")
+    assert refusal(tmp_path, "") == f"BANKSMAN_SERVE_PROCESSES_MAX: processes_max cannot be 0 {hint}"
+
+
 def test_settings_suggest_the_nearest_name_for_an_unknown_one(tmp_path: Path) -> None:
     assert "did you mean 'programs'?" in refusal(tmp_path, "[serve]\nprogram = []\n")
     assert "did you mean 'body_bytes_max'?" in refusal(tmp_path, "[serve]\nbody_byte_max = 1\n")

@@ -130,7 +130,7 @@ class CommandRegistry:
         for command in self.all():
             if command.id == id:
                 return command
-        hint = "see commands(); a command that ended long ago is not kept"
+        hint = "list the commands; a command that ended long ago is not kept"
         raise NotFound(f"there is no command {id!r}", hint=hint, command=id)
 
     async def wait_empty(self) -> None:

@@ -21,7 +21,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class ValueKind(enum.Enum):
-    """Type of value that a key accepts. The enum value is the hint of the error."""
+    """Type of value that a key accepts. The enum value names it in the hint of the error."""
 
     TEXT = "a string"
     WHOLE = "a whole number"
@@ -85,7 +85,8 @@ class ConfigKey:
     @property
     def expected(self) -> str:
         """The values that the key accepts, as the hint of an error."""
-        return f"one of: {', '.join(self.choices)}" if self.choices else self.kind.value
+        found = f"one of: {', '.join(self.choices)}" if self.choices else self.kind.value
+        return f"use {found}"
 
 
 # The comment above each table of the template.
@@ -341,14 +342,25 @@ _RUN = (
 KEYS: dict[str, ConfigKey] = {key.name: key for key in (*_TOP, *_SERVE, *_RUN)}
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word with the most similar spelling, however different it is."""
+# Words below this similarity (0 to 1) are not the same word with a typing error.
+_SIMILARITY_MIN = 0.6
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word with the most similar spelling; None if no word is similar."""
     # Loaded only for a misspelt word.
     from difflib import get_close_matches  # noqa: PLC0415
 
-    found = get_close_matches(word, sorted(known), 1, 0)
-    assert found, "a nearest word exists if any word is known"
-    return found[0]
+    found = get_close_matches(word, sorted(known), 1, _SIMILARITY_MIN)
+    return found[0] if found else None
+
+
+def nearest_key(name: str) -> ConfigKey | None:
+    """Return the key with the most similar name, with or without its table; None if none is."""
+    # A full name comes first: `store` is also the short name of `serve.store`.
+    named = {key.short: key for key in KEYS.values()} | KEYS
+    found = nearest(name, named)
+    return None if found is None else named[found]
 
 
 def checked(key: ConfigKey, value: Any, *, where: str) -> Any:

@@ -18,7 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from banksman.config.keys import KEYS, TABLES, ConfigKey, checked, nearest, of_text
+from banksman.config.keys import (
+    KEYS,
+    TABLES,
+    ConfigKey,
+    checked,
+    nearest,
+    nearest_key,
+    of_text,
+)
 from banksman.errors import UsageError
 
 # The TOML file of settings: its path, its values, and a template for a new file.
@@ -40,6 +48,7 @@ _HEAD = """\
 # `banksman config show` prints the settings in effect, and the origin of each value."""  # noqa: E501
 
 PREFIX = "BANKSMAN_"
+ALL_KEYS_HINT = "see docs/reference/configuration.md for all keys"
 DEFAULT = "default"
 
 
@@ -143,15 +152,17 @@ def _checked(data: dict[str, Any], text: str, path: Path) -> Iterator[tuple[str,
             if not isinstance(value, dict):
                 where = _where(path, text, "", name)
                 raise UsageError(
-                    f"{where}: {name} cannot be {value!r:.60}", hint=f"a table: [{name}]"
+                    f"{where}: {name} cannot be {value!r:.60}", hint=f"use a table: [{name}]"
                 )
             for short, one in cast("dict[str, Any]", value).items():
                 yield _one(name, short, one, text, path)
         elif isinstance(value, dict):
             where = _where(path, text, name, "")
+            meant = nearest(name, TABLES)
+            tables = " or ".join(f"[{table}]" for table in TABLES)
             raise UsageError(
                 f"{where}: unknown table [{name:.60}]",
-                hint=f"did you mean [{nearest(name, TABLES)}]?",
+                hint=f"use {tables}" if meant is None else f"did you mean [{meant}]?",
             )
         else:
             yield _one("", name, value, text, path)
@@ -176,8 +187,8 @@ def _meant(table: str, short: str) -> str:
         other = elsewhere[0]
         where = f"in [{other.table}]" if other.table else "before the first table"
         return f"did you mean {other.short!r} {where}?"
-    here = (key.short for key in KEYS.values() if key.table == table)
-    return f"did you mean {nearest(short, here)!r}?"
+    meant = nearest(short, (key.short for key in KEYS.values() if key.table == table))
+    return ALL_KEYS_HINT if meant is None else f"did you mean {meant!r}?"
 
 
 def _where(path: Path, text: str, table: str, short: str) -> str:
@@ -295,14 +306,19 @@ def put(path: Path, text: str, *, replaces: bool) -> None:
 #
 # An unknown variable is not an error. Programs that start Banksman have variables with this prefix,
 # and a typo in a shell profile must not break every command. `config show` and `doctor` list
-# unknown variables, each with the nearest known name.
+# unknown variables, each with the nearest known name, and a server logs them.
 
 
 class UnknownVariable(NamedTuple):
-    """An unknown `BANKSMAN_*` variable and the nearest known name."""
+    """An unknown `BANKSMAN_*` variable and the nearest known name; None if none is similar."""
 
     name: str
-    nearest: str
+    nearest: str | None
+
+    @property
+    def hint(self) -> str:
+        """The hint of a message about this variable."""
+        return ALL_KEYS_HINT if self.nearest is None else f"did you mean {self.nearest}?"
 
 
 def _variables() -> dict[str, Any]:
@@ -322,10 +338,21 @@ def strays() -> list[UnknownVariable]:
     """List the `BANKSMAN_*` variables of the environment that no key defines."""
     known = [CONFIG_VARIABLE, *(key.variable for key in KEYS.values())]
     return [
-        UnknownVariable(name, nearest(name, known))
+        UnknownVariable(name, _nearest_variable(name))
         for name in sorted(os.environ)
         if name.startswith(PREFIX) and name not in known
     ]
+
+
+def _nearest_variable(name: str) -> str | None:
+    # Without the prefix: it is in every name, and makes them all similar.
+    names = {key.short.upper(): key.variable for key in KEYS.values()}
+    names |= {
+        variable.removeprefix(PREFIX): variable
+        for variable in (CONFIG_VARIABLE, *(key.variable for key in KEYS.values()))
+    }
+    found = nearest(name.removeprefix(PREFIX), names)
+    return None if found is None else names[found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +402,15 @@ class LayeredConfig:
 
     def value(self, name: str) -> Any:
         return self._settings[name].value
+
+    def where(self, name: str) -> str:
+        """Return the place of a value for an error: a flag, a variable, or a file and a line."""
+        found = self._settings[name]
+        if found.origin != str(self.place.path):
+            return found.origin
+        # The server's store may be the value of another key. Its line is then not found.
+        text = _text(self.place) or ""
+        return _where(self.place.path, text, found.key.table, found.key.short)
 
     def table(self, table: str) -> dict[str, Any]:
         """Return all values of a table by their short names."""
@@ -432,5 +468,8 @@ def known(name: str) -> ConfigKey:
     Raises `UsageError` with the nearest name if the key is unknown.
     """
     if name not in KEYS:
-        raise UsageError(f"unknown key {name!r:.80}", hint=f"did you mean {nearest(name, KEYS)!r}?")
+        meant = nearest_key(name)
+        others = "run `banksman config show` for all keys"
+        hint = others if meant is None else f"did you mean {meant.name!r}?"
+        raise UsageError(f"unknown key {name!r:.80}", hint=hint)
     return KEYS[name]

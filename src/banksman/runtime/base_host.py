@@ -88,7 +88,7 @@ class Host(LoopBound, CommandStarter):
             if limit is not None and (
                 isinstance(limit, bool) or not isinstance(cast(object, limit), int) or limit < 1
             ):
-                hint = "use a whole number, 1 or more, or None"
+                hint = "use a whole number, 1 or more, or leave it out"
                 raise UsageError(f"{limit_name} cannot be {limit!r:.60}", hint=hint)
         super().__init__(
             finished_max=finished_max,

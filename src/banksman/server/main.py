@@ -26,7 +26,7 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from banksman import Host, raise_fd_limit, sockets
+from banksman import Host, config, raise_fd_limit, sockets
 from banksman.cluster.http import membership
 from banksman.errors import BanksmanError, UsageError
 from banksman.folders import sockets_folder, state_folder
@@ -72,6 +72,7 @@ async def _run(settings: ServerSettings, then: Then | None) -> int:
     with closing(servers.bind(settings)) as listener:
         token = settings.token or tokens.load_or_make(_token_path(settings))
         logs.configure(settings.log_format, settings.log_level, [token, *settings.secrets])
+        _warn_about_variables()
         raise_fd_limit()
         stack_dump.install(loop)
         service_manager.install(loop)
@@ -96,6 +97,7 @@ async def _run_host(settings: ServerSettings) -> int:
     # No client can present this token: there is no port.
     token = secrets.token_urlsafe(32)
     logs.configure(settings.log_format, settings.log_level, [token, *settings.secrets])
+    _warn_about_variables()
     raise_fd_limit()
     stack_dump.install(loop)
     service_manager.install(loop)
@@ -115,6 +117,12 @@ async def _run_host(settings: ServerSettings) -> int:
     finally:
         stack_dump.uninstall(loop)
     return 0
+
+
+def _warn_about_variables() -> None:
+    """Log the `BANKSMAN_*` variables that no key defines."""
+    for stray in config.strays():
+        log.warning("unknown variable %s; %s", stray.name, stray.hint)
 
 
 async def _serve(

@@ -91,25 +91,34 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         for name in (*positive, "keep_bytes", "keep_seconds"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1 << 53:
-                raise UsageError(f"{name} cannot be {value!r}", hint="use a number above 0")
+                hint = "use a number above 0"
+                raise UsageError(f"{name} cannot be {value!r}", hint=hint, setting=name)
+        if self.processes_max is not None and self.processes_max < 1:
+            raise UsageError(
+                f"processes_max cannot be {self.processes_max}",
+                hint="use a whole number, 1 or more, or leave it out",
+                setting="processes_max",
+            )
         if not 0 <= self.port <= 65535:
             hint = "use 0 to 65535; 0 takes any free port"
-            raise UsageError(f"invalid port {self.port}", hint=hint)
+            raise UsageError(f"invalid port {self.port}", hint=hint, setting="port")
         if self.log_format not in ("text", "json"):
             raise UsageError(f"unknown log_format {self.log_format!r}", hint='use "text" or "json"')
         if self.log_level not in ("debug", "info", "warning", "error"):
             hint = 'use "debug", "info", "warning" or "error"'
             raise UsageError(f"unknown log_level {self.log_level!r}", hint=hint)
         if self.token is not None and not _TOKEN.fullmatch(self.token):
-            raise UsageError("invalid token", hint="use 8 visible ASCII characters or more")
+            hint = "use 8 visible ASCII characters or more"
+            raise UsageError("invalid token", hint=hint, setting="token")
         if any(not entry or not entry[0] for entry in self.programs or ()):
             hint = "use a program's name, or the words of a command"
-            raise UsageError("programs contains an empty entry", hint=hint)
+            raise UsageError("programs contains an empty entry", hint=hint, setting="programs")
         for name in self.hosts:
             if not _NAME.fullmatch(name):
                 raise UsageError(
                     f"invalid entry {name!r:.60} in hosts",
                     hint="use a name or an address, without a port",
+                    setting="hosts",
                 )
         self._check_membership()
         if not self.allow_remote and not is_loopback(self.bind):
@@ -131,10 +140,10 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         session_spec.checked(self.labels)
         if self.name is not None and not _HOST_NAME.fullmatch(self.name):
             hint = "use 1 to 64 letters, digits, . _ -"
-            raise UsageError(f"invalid host name {self.name!r:.60}", hint=hint)
+            raise UsageError(f"invalid host name {self.name!r:.60}", hint=hint, setting="name")
         if self.room is not None and not 0 <= self.room <= ROOM_MAX:
             hint = f"use 0 (no sessions) to {ROOM_MAX}"
-            raise UsageError(f"room cannot be {self.room}", hint=hint)
+            raise UsageError(f"room cannot be {self.room}", hint=hint, setting="room")
         if (self.room or self.labels or self.name) and not self.is_clustered:
             hint = "set store = nats://…, or leave room, labels and name out"
             raise UsageError(
@@ -201,7 +210,16 @@ def of(found: config.LayeredConfig) -> ServerSettings:
         # An error of `__post_init__` is already a UsageError. msgspec's own message names the field
         # and the fault.
         raise (
-            exc.__cause__
+            _placed(exc.__cause__, found)
             if isinstance(exc.__cause__, UsageError)
             else UsageError(f"invalid setting: {exc}", hint="see docs/server.md")
         ) from None
+
+
+def _placed(error: UsageError, found: config.LayeredConfig) -> UsageError:
+    """Return the error with the place of the value that it is about, if it is about one value."""
+    setting = error.ids.get("setting")
+    if setting is None:
+        return error
+    where = found.where(f"serve.{setting}")
+    return UsageError(f"{where}: {error.args[0]}", hint=error.hint, **error.ids)

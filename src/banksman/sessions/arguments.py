@@ -83,6 +83,8 @@ ON_PREEMPT = ("end", "requeue")
 _CAPABILITIES = {"image": "images", "audio": "audio"}
 # Far more classes than a person can distinguish.
 PRIORITY_MAX = 1_000_000
+# Options arrive from Python and as JSON.
+_OFF_HINT = "use None (JSON: null) to turn it off"
 # -- how a session is opened -----------------------------------------------------------------------
 # The MCP server of the caller's tools. The agent calls them `mcp__banksman__NAME`.
 TOOLS_SERVER = "banksman"
@@ -121,7 +123,7 @@ def checked_id(session: Any) -> str:
     try:
         session.encode()
     except UnicodeEncodeError as exc:
-        raise NotFound(f"there is no session {session!r:.60}", hint="see sessions()") from exc
+        raise NotFound(f"there is no session {session!r:.60}", hint="list the sessions") from exc
     return session
 
 
@@ -177,17 +179,19 @@ def _check(key: str, value: Any) -> None:
         _check_count(key, value)
     elif key == "save_prompt":
         if value is not None and (not isinstance(value, str) or not value):
-            raise UsageError(f"save_prompt cannot be {value!r:.60}", hint="use text or None")
+            raise UsageError(
+                f"save_prompt cannot be {value!r:.60}", hint="use text, or leave it out"
+            )
     elif key not in SECONDS:
         hint = f"use one of: {', '.join(sorted(KNOWN))}"
         raise UsageError(f"there is no option {key!r}", hint=hint)
     elif value is not None or key not in OPTIONAL:
         check_seconds(key, value)
         if key == "recycle_seconds" and value == 0:
-            raise UsageError("recycle_seconds cannot be 0", hint="use None to turn it off")
+            raise UsageError("recycle_seconds cannot be 0", hint=_OFF_HINT)
         seconds_max = QUIET_SECONDS_MAX if key == "quiet_seconds" else SECONDS_MAX
         if value is not None and value > seconds_max:
-            hint = "use None to turn it off" if key in OPTIONAL else f"use at most {seconds_max:g}"
+            hint = _OFF_HINT if key in OPTIONAL else f"use at most {seconds_max:g}"
             raise UsageError(f"{key} cannot be {value!r:.60}", hint=hint)
 
 
@@ -202,14 +206,14 @@ def _check_count(key: str, value: Any) -> None:
 def _clocks(value: Any) -> dict[str, float | None]:
     names = [str(name) for name in ClockName]
     if not isinstance(value, Mapping) or not all(key in names for key in value):  # pyright: ignore[reportUnknownVariableType]
-        hint = f"use a mapping from {', '.join(names)} to seconds or None"
+        hint = f"use a mapping from {', '.join(names)} to seconds, or to None (JSON: null)"
         raise UsageError(f"clocks cannot be {value!r:.60}", hint=hint)
     wanted: Mapping[str, Any] = value  # pyright: ignore[reportUnknownVariableType]
     for key, seconds in wanted.items():
         if seconds is not None:
             check_seconds(key, seconds)
             if seconds == 0:
-                raise UsageError(f"the clock {key} cannot be 0", hint="use None to turn it off")
+                raise UsageError(f"the clock {key} cannot be 0", hint=_OFF_HINT)
     return dict(wanted)
 
 
@@ -318,8 +322,9 @@ def priority_of(value: Any) -> int:
     if isinstance(value, str) and value.upper() in Priority.__members__:
         return Priority[value.upper()]
     if isinstance(value, bool) or not isinstance(value, int):
-        names = ", ".join(priority.name for priority in reversed(Priority))
-        raise UsageError(f"there is no priority {value!r:.60}", hint=f"use {names} or an int")
+        names = ", ".join(priority.name.lower() for priority in reversed(Priority))
+        hint = f"use {names}, or a whole number"
+        raise UsageError(f"there is no priority {value!r:.60}", hint=hint)
     if not -PRIORITY_MAX <= value <= PRIORITY_MAX:
         hint = f"use a number from -{PRIORITY_MAX} to {PRIORITY_MAX}"
         raise UsageError("the priority is out of range", hint=hint)

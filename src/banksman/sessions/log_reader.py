@@ -147,7 +147,7 @@ class LogReaders:
             return False
         found = page.events[0] if page.events else None
         if epoch is not None and (found is None or found.epoch != epoch):
-            hint = "begin again from the first event (after=None)"
+            hint = "begin again at the first event, without a cursor"
             raise HistoryLost(
                 f"the store has no event {epoch}.{after}", hint=hint, session=self._session
             )
@@ -280,7 +280,7 @@ def parse_cursor(cursor: Any) -> tuple[int | None, int]:
         return None, 0
     is_one = isinstance(cursor, str | int) and not isinstance(cursor, bool)
     if not is_one or CURSOR.fullmatch(str(cursor)) is None:
-        hint = "use the `cursor` of an event, or None for the beginning"
+        hint = "use the `cursor` of an event, or leave it out to begin at the first event"
         raise UsageError(f"not a cursor: {cursor!r:.60}", hint=hint)
     epoch, _, seq = str(cursor).rpartition(".")
     return int(epoch) if epoch else None, int(seq)

@@ -61,7 +61,7 @@ class SessionTable:
                 return found[-1]
         elif (known := self._store.find(id_or_name)) is not None:
             return self.handle(known)
-        raise NotFound(f"there is no session {id_or_name!r}", hint="see sessions()")
+        raise NotFound(f"there is no session {id_or_name!r}", hint="list the sessions")
 
     def all(self, after: str | None = None, limit: int | None = None) -> list[Session]:
         if self._ends.done():

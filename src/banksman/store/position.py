@@ -57,6 +57,6 @@ def history_lost(position: str) -> HistoryLost:
 
     The reader got the position from a longer history, for example before a restore of a backup.
     """
-    hint = "begin again (after=None)"
+    hint = "begin again at the first event, without a position"
     message = f"cannot read after position {position}: the store ends before it"
     return HistoryLost(message, hint=hint, position=position)

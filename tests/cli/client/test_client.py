@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -176,11 +177,12 @@ def test_malformed_token_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("see sessions()", "see banksman ps"),
-        ("see commands(); a command that ended long ago is not kept", "see banksman ps --all"),
-        ("begin again from the first event (after=None)", "begin again without --after"),
+        ("list the sessions", "see banksman ps"),
+        ("list the commands; a command that ended long ago is not kept", "see banksman ps --all"),
+        ("begin again at the first event, without a cursor", "begin again without --after"),
         ('use on_busy="enqueue" to wait', "use --on-busy enqueue to wait"),
-        ("use INTERACTIVE, NORMAL, BACKGROUND or an int", "interactive, normal, background, or a number"),
+        ("use interactive, or a whole number", "use interactive, or a whole number"),
+        ("use an int", ""),
         ("write numbers as str(…)", ""),
         ("raise the limit (ulimit -n)", "raise the limit (ulimit -n)"),
         ("set NAME=value, or --flag=value", "set NAME=value, or --flag=value"),
@@ -221,8 +223,53 @@ def test_not_let_in_says_what_to_do_and_shows_no_token() -> None:
         with pytest.raises(NotLetIn) as caught:
             client(player).get("/v1/x")
     assert f"Authorization: Bearer {SECRET}" in player.requests[0]
-    assert "BANKSMAN_TOKEN" in str(caught.value)
+    assert caught.value.hint == f"check the token in {state_folder() / 'token'}: it is for another server"
     assert SECRET not in str(caught.value)
+
+
+def test_not_let_in_names_the_source_of_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Player(lambda request: answer(401, {"title": "X", "detail": "no"})) as player:
+        for given, hint in (
+            (f"{player.url}#token=zzz", "check the token in the server's URL: it is for another server"),
+            (
+                player.url,
+                "set BANKSMAN_TOKEN; the token in the state folder is only for the server that this user runs",
+            ),
+        ):
+            with pytest.raises(NotLetIn) as caught:
+                Client(lambda given=given: named(given)).get("/v1/x")
+            assert caught.value.hint == hint
+        monkeypatch.setenv("BANKSMAN_TOKEN", "zzz")
+        with pytest.raises(NotLetIn) as caught:
+            client(player).get("/v1/x")
+        assert caught.value.hint == "check the token in BANKSMAN_TOKEN: it is for another server"
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/foo", "remove /foo from --url or BANKSMAN_URL, unless a proxy needs it"),
+        ("", "check that --url or BANKSMAN_URL names a Banksman server of this version"),
+    ],
+)
+@pytest.mark.parametrize("body", [{"title": "NotFound", "detail": "this path does not exist"}, b"<html>"])
+def test_unknown_path_hint_names_the_url(path: str, hint: str, body: dict[str, str] | bytes) -> None:
+    with Player(lambda request: answer(404, body)) as player, pytest.raises(Problem) as caught:
+        Client(lambda: named(f"{player.url}{path}")).get("/v1/sessions")
+    assert caught.value.hint == hint
+
+
+def test_no_server_at_a_remote_url_does_not_advise_to_start_one_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(NoServer) as caught:
+        Client(lambda: named("http://build-1.example:4380")).get("/v1/x")
+    assert str(caught.value) == (
+        "no server at http://build-1.example:4380: Connection refused"
+        " (check --url and BANKSMAN_URL, and start the server on that machine)"
+    )
 
 
 def test_no_server_is_reported_at_once() -> None:
@@ -403,3 +450,13 @@ def test_silent_server_is_asked_only_once(monkeypatch: pytest.MonkeyPatch) -> No
         listener.accept()[0].close()
         with pytest.raises(TimeoutError):
             listener.accept()
+
+
+def test_silent_server_at_a_socket_is_named_by_its_pid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(clients, "LOOK_SECONDS_MAX", 0.2)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        with pytest.raises(clients.Silent) as caught:
+            Client(lambda: named(f"unix:{tmp_path}/s")).get("/v1/sessions")
+    assert caught.value.hint == f"the server (pid {os.getpid()}) may be stopped or busy; see its log"

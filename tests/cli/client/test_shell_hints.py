@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.thorough import thorough
 
-from banksman.cli.client.shell_hints import hint_of
+from banksman.cli.client.shell_hints import detail_of, hint_of
 
 pytestmark = thorough
 
@@ -39,13 +39,29 @@ FOREIGN = re.compile(r"/v1\b|openapi|\b(GET|POST|PATCH|PUT|DELETE)\b|Idempotency
         ("send `Content-Type: application/json`", ""),
         ("use GET, HEAD", ""),
         # Unchanged: Python's words, and words that a shell understands.
-        ("see sessions()", "see banksman ps"),
         ("pass command=", "add -- COMMAND …"),
+        ("list the sessions", "see banksman ps"),
         ("raise the limit (ulimit -n), or --room=9", "raise the limit (ulimit -n), or --room=9"),
     ],
 )
 def test_hint_names_the_verb_instead_of_the_request(said: str, shown: str) -> None:
     assert hint_of(said) == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("invalid body: Expected `str` of length >= 1 - at `$.name`", "--name cannot be empty"),
+        (
+            "invalid body: Expected `str` of length >= 1 - at `$.permission_mode`",
+            "--permission-mode cannot be empty",
+        ),
+        ("on_busy cannot be 'foo'", "--on-busy cannot be 'foo'"),
+        ("the queue is full", "the queue is full"),
+    ],
+)
+def test_detail_names_the_flag_instead_of_the_argument(said: str, shown: str) -> None:
+    assert detail_of(said) == shown
 
 
 def hints() -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,7 @@ def test_exec_exits_124_on_either_timeout(option: str) -> None:
     done = run(option, "0.2", "--", "sleep", "60")
     assert done.returncode == 124
     assert "timeout after" in done.stderr
+    assert re.search(r"\(TERM to the command at [\d.]+ s(, TERM to the rest of its tree at [\d.]+ s)?\)$", done.stderr)
 
 
 def test_exec_exits_125_on_its_own_failure() -> None:

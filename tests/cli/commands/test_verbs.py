@@ -388,6 +388,22 @@ def test_cli_url_with_a_token_can_be_pasted(served: Served) -> None:
     assert (refused.returncode, "wrong-one" in refused.stderr) == (3, False)
 
 
+def test_cli_errors_name_flags_instead_of_arguments(served: Served) -> None:
+    empty = run(served, "open", "claude", "--name", "")
+    assert (empty.returncode, empty.stderr) == (4, "banksman: --name cannot be empty\n")
+    session = run(served, "open", "claude", "--", *AGENT).stdout.strip()
+    busy = run(served, "ask", session, "hello", "--on-busy", "foo")
+    assert "banksman: --on-busy cannot be 'foo' (use one of: " in busy.stderr
+    cursor = run(served, "log", session, "--after", "zzz")
+    assert "(use the `cursor` of an event, or leave it out to begin at the first event)" in cursor.stderr
+
+
+def test_cli_open_help_says_that_one_machine_ignores_labels(served: Served) -> None:
+    told = " ".join(run(served, "open", "--help").stdout.split())
+    assert "in a cluster, label that the host must have" in told
+    assert "a server on one machine ignores it" in told
+
+
 def test_cli_ask_help_names_every_busy_policy(served: Served) -> None:
     told = " ".join(run(served, "ask", "--help").stdout.split())
     assert "enqueue, reject, interrupt, steer or collect" in told

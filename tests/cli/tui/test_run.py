@@ -238,14 +238,17 @@ def test_run_on_question_flag_decides_a_question(env: dict[str, str], folder: Pa
     done = piped(env, "run", "claude", prompt, "--on-question", how, *AGENT, cwd=folder)
     assert done.returncode == code, done
     assert ("over" in done.stdout) == (how != "fail")
+    assert "Ctrl-C" not in done.stderr
 
 
 @pytest.mark.thorough
 def test_run_timeout_stops_the_turn(env: dict[str, str], folder: Path, served: Served) -> None:
     done = piped(env, "run", "claude", "@@hang", "--timeout", "0.5", *AGENT, cwd=folder)
-    assert (done.returncode, "by the overall clock" in done.stderr) == (1, True)
+    assert (done.returncode, "interrupted: --timeout 0.5 s reached" in done.stderr) == (1, True), done
     named = piped(env, "run", "claude", "@@hang", "--timeout", "0.5", "--name", "slow", *AGENT, cwd=folder)
     assert (named.returncode, "stopped, by boundary" in named.stderr) == (1, True)
+    assert "interrupted: --timeout 0.5 s reached" in named.stderr
+    assert "Ctrl-C" not in named.stderr
     # A session with a name is kept.
     assert [each["phase"] for each in sessions(served) if each["name"] == "slow"] == ["idle"]
     again = piped(env, "run", "claude", "more", "--name", "slow", *AGENT, cwd=folder)

@@ -21,9 +21,15 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 from banksman import sockets
-from banksman.cli.client.discovery import OwnerRequest, OwnerServers, ServerAddress, owner_of
+from banksman.cli.client.discovery import (
+    OwnerRequest,
+    OwnerServers,
+    ServerAddress,
+    owner_of,
+    pid_of,
+)
 from banksman.cli.client.server_reply import checked, decode
-from banksman.cli.client.shell_hints import hint_of
+from banksman.cli.client.shell_hints import detail_of, hint_of
 from banksman.cli.output import ProgressMessage
 from banksman.errors import BanksmanError
 
@@ -36,6 +42,8 @@ LOOK_SECONDS_MAX = 30.0
 ANSWER_BYTES_MAX = 512 << 20
 # Pauses before the repetitions of a repeatable request.
 RETRY_SECONDS = (0.2, 1.0, 3.0)
+# The text of a server for a path that it does not have.
+_NO_PATH = "this path does not exist"
 
 
 Query = Mapping[str, str | int | float | None]
@@ -338,6 +346,12 @@ def _connect(place: ServerAddress) -> http.client.HTTPConnection:
     try:
         connection.connect()
     except (ConnectionRefusedError, FileNotFoundError) as exc:
+        if not place.is_local:
+            # Only this machine's servers can be started from here.
+            raise NoServer(
+                f"no server at {place.url}: {exc.strerror}",
+                hint="check --url and BANKSMAN_URL, and start the server on that machine",
+            ) from exc
         raise NoServer(f"no server at {place.url}: start one with banksman serve") from exc
     except TimeoutError as exc:
         raise NoServer(f"no answer from {place.url} within {CONNECT_SECONDS_MAX:.0f} s") from exc
@@ -380,7 +394,9 @@ def _losses(place: ServerAddress) -> Generator[None]:
     try:
         yield
     except TimeoutError as exc:
-        hint = "the server may be stopped or busy; see its log"
+        pid = pid_of(place)
+        server = "the server" if pid is None else f"the server (pid {pid})"
+        hint = f"{server} may be stopped or busy; see its log"
         raise Silent(f"{place.url} does not answer", hint=hint) from exc
     except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError) as exc:
         raise Lost(
@@ -436,6 +452,13 @@ def _decoded(content: bytes, place: ServerAddress) -> Any:
         ) from exc
 
 
+def _path_hint(place: ServerAddress) -> str:
+    """Return the hint for a path that the server does not have. Verbs send only known paths."""
+    if place.prefix:
+        return f"remove {place.prefix} from --url or BANKSMAN_URL, unless a proxy needs it"
+    return "check that --url or BANKSMAN_URL names a Banksman server of this version"
+
+
 def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Problem:
     """Build the error for a refusal, also for one from a proxy or another program."""
     said: dict[str, Any] = {}
@@ -445,6 +468,7 @@ def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Proble
             said = cast("dict[str, Any]", decoded)
     title = str(said.get("title") or http.client.responses.get(response.status, "Refused"))
     detail = str(said.get("detail") or f"{place.url} answers {response.status} {title}")
+    detail = detail_of(detail)
     hint = hint_of(str(said.get("hint") or ""))
     ids = cast("dict[str, Any]", said["ids"]) if isinstance(said.get("ids"), dict) else {}
     kind = Problem
@@ -454,7 +478,9 @@ def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Proble
             limit = "the token in the state folder is only for the server that this user runs"
             hint = f"set BANKSMAN_TOKEN; {limit}"
         else:
-            hint = "check BANKSMAN_TOKEN: the token is for another server"
+            hint = f"check the token in {place.token_from}: it is for another server"
+    elif response.status == 404 and (not said or detail == _NO_PATH):
+        hint = _path_hint(place)
     problem = kind(title, detail, hint=hint, status=response.status, ids=ids)
     after = response.headers.get("Retry-After", "")
     if after.isascii() and after.isdigit() and len(after) < 6:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,6 +64,8 @@ class ServerAddress:
     prefix: str
     token: str | None = field(repr=False)
     socket: str | None = None
+    # The place that the token is from, for errors.
+    token_from: str = field(default="", compare=False)
 
     @property
     def is_local(self) -> bool:
@@ -137,6 +140,23 @@ def is_there(place: ServerAddress) -> bool:
     return True
 
 
+def pid_of(place: ServerAddress) -> int | None:
+    """Return the pid of the server at this address; None if it is unknown.
+
+    The kernel knows the process behind a socket. An announced pid may be of another container.
+    """
+    path = place.socket
+    if path is None and _announced_address(place) is not None:
+        path = _said_by_server().get("socket")
+    if path is None or sys.platform != "linux":
+        return None
+    try:
+        with sockets.connect(path, _LOOK_SECONDS_MAX) as peer:
+            return sockets.peer_pid(peer) or None
+    except OSError:
+        return None
+
+
 def _said_by_server() -> dict[str, Any]:
     try:
         with (state_folder() / "server.json").open("rb") as file:
@@ -185,7 +205,8 @@ def _is_living(said: Mapping[str, Any]) -> bool:
 
 
 def _with_token(place: ServerAddress, token: str, *, is_ours: bool) -> ServerAddress:
-    return replace(place, token=_token(token, is_ours=is_ours))
+    found, origin = _token(token, is_ours=is_ours)
+    return replace(place, token=found, token_from=origin)
 
 
 def _without_token(url: str) -> tuple[str, str]:
@@ -232,7 +253,8 @@ def _parsed(url: str) -> ServerAddress:
     )
 
 
-def _token(in_url: str, *, is_ours: bool) -> str | None:
+def _token(in_url: str, *, is_ours: bool) -> tuple[str | None, str]:
+    """Return the token and the place that it is from; None and an empty text without a token."""
     token, place = os.environ.get("BANKSMAN_TOKEN", "").strip(), "BANKSMAN_TOKEN"
     if not token:
         token, place = in_url.strip(), "the server's URL"
@@ -240,7 +262,7 @@ def _token(in_url: str, *, is_ours: bool) -> str | None:
         try:
             path = state_folder() / "token"
         except UsageError:
-            return None
+            return None, ""
         try:
             with path.open("rb") as file:
                 token, place = (
@@ -248,18 +270,18 @@ def _token(in_url: str, *, is_ours: bool) -> str | None:
                     str(path),
                 )
         except FileNotFoundError:
-            return None
+            return None, ""
         except OSError as exc:
             raise UsageError(f"cannot read the token in {path}: {exc.strerror}") from exc
     if not token:
-        return None
+        return None, ""
     # Checked here, because the HTTP library would repeat an invalid token in its error.
     if not all("!" <= character <= "~" for character in token):
         hint = "use a token that is one word of visible ASCII"
         raise UsageError(
             f"cannot use the token in {place}: it contains other characters", hint=hint
         )
-    return token
+    return token, place
 
 
 # Sessions that another process of this machine owns: where to send their requests instead.

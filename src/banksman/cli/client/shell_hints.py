@@ -1,4 +1,4 @@
-"""Translate the hints of a server, which name Python calls and HTTP paths, to CLI steps."""
+"""Translate the errors of a server, which name arguments and HTTP paths, to flags and verbs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,27 @@ _HTTP = re.compile(
     r"/v\d+/|/openapi\.json|\b(?:GET|POST|PATCH|PUT|DELETE|HEAD)\b"
     r"|[A-Z][a-z]+-(?:Key|Type|Length|After)\b"
 )
+# A part of a hint, and the CLI step that replaces the whole hint.
 _STEPS = (
-    ("sessions()", "see banksman ps"),
-    ("commands()", "see banksman ps --all"),
-    ("an int", "interactive, normal, background, or a number"),
-    ("after=None", "begin again without --after"),
+    ("list the sessions", "see banksman ps"),
+    ("list the commands", "see banksman ps --all"),
+    ("without a cursor", "begin again without --after"),
+    ("without a position", "begin again without --after"),
     ("pass command=", "add -- COMMAND …"),
 )
+# The arguments of the API that are flags of verbs.
+_EMPTY = re.compile(
+    r"invalid body: Expected `str` of length >= 1 - at `\$\.(name|model|permission_mode|cwd)`"
+)
+_ON_BUSY_VALUE = re.compile(r"^on_busy cannot be\b")
+
+
+def detail_of(said: str) -> str:
+    """Translate a server's error message: name the flag instead of the argument."""
+    empty = _EMPTY.fullmatch(said)
+    if empty is not None:
+        return f"--{empty[1].replace('_', '-')} cannot be empty"
+    return _ON_BUSY_VALUE.sub("--on-busy cannot be", said)
 
 
 def hint_of(said: str) -> str:
@@ -37,6 +51,7 @@ def hint_of(said: str) -> str:
     """
     hint = _ON_BUSY.sub(r"--on-busy \1", said)
     hint = _PATH.sub(lambda found: _VERBS[found[0]], _OF_HTTP.sub("", hint))
-    if not _PYTHON.search(hint):
-        return "" if _HTTP.search(hint) else hint
-    return next((step for named, step in _STEPS if named in hint), "")
+    step = next((step for named, step in _STEPS if named in hint), "")
+    if step or _PYTHON.search(hint):
+        return step
+    return "" if _HTTP.search(hint) else hint

@@ -98,9 +98,7 @@ def _plain(one: config.Setting) -> str:
 
 def _mention_strays() -> None:
     for stray in config.strays():
-        say_aside(
-            as_line(f"banksman: unknown variable {stray.name}; did you mean {stray.nearest}?")
-        )
+        say_aside(as_line(f"banksman: unknown variable {stray.name}; {stray.hint}"))
 
 
 def _init(arguments: argparse.Namespace) -> int:

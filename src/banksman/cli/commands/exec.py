@@ -354,10 +354,20 @@ def _output_as_json(output: Output) -> dict[str, object]:
     }
 
 
+# The rungs of the stop ladder in words, each with a place for its time.
+_RUNGS = {
+    "eof": "end of input at {:.1f} s",
+    "term": "TERM to the command at {:.1f} s",
+    "rest": "TERM to the rest of its tree at {:.1f} s",
+    "kill": "KILL to its whole tree at {:.1f} s",
+    "keeper": "KILL to its keeper at {:.1f} s",
+}
+
+
 def _say_what_matters(finished: Finished, caught: int | None) -> None:
     """Report on stderr why the command was ended, and which processes could not be ended."""
     if finished.ended != "exited" and caught != signal.SIGPIPE:
-        steps = ", ".join(f"{step.rung} at {step.at:.1f} s" for step in finished.ladder)
+        steps = ", ".join(_RUNGS[step.rung].format(step.at) for step in finished.ladder)
         print(
             f"banksman: {finished.ended.value} after {finished.seconds:.1f} s ({steps})",
             file=sys.stderr,

@@ -30,7 +30,8 @@ def parser() -> ServerParser:
         "--label",
         action="append",
         metavar="LABEL",
-        help="label that the host must have (see banksman hosts); may be repeated",
+        help="in a cluster, label that the host must have (see banksman hosts); may be repeated; "
+        "a server on one machine ignores it",
     )
     return flags
 

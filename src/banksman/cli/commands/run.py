@@ -139,6 +139,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 # An existing session keeps the timeouts of its creation, so this verb measures the
                 # time.
                 seconds_max=None if arguments.name is None else arguments.timeout,
+                timeout=arguments.timeout,
                 twice="Ctrl-C again exits at once"
                 if _is_kept(arguments)
                 else "Ctrl-C again ends the session",

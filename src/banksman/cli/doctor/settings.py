@@ -60,4 +60,4 @@ def file_mode() -> Iterator[Finding]:
 def variables() -> Iterator[Finding]:
     """Report `BANKSMAN_*` variables that no key defines."""
     for stray in config.strays():
-        yield note("variables", f"unknown variable {stray.name}", f"did you mean {stray.nearest}?")
+        yield note("variables", f"unknown variable {stray.name}", stray.hint)

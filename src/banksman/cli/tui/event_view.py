@@ -253,10 +253,18 @@ class EventPrinter:
 
 
 def outcome_in_words(
-    kind: str, told: Event, at: float | None = None, began: float | None = None
+    kind: str,
+    told: Event,
+    at: float | None = None,
+    began: float | None = None,
+    *,
+    cause: str = "",
 ) -> str:
-    """Describe an outcome in one line. `told`: the outcome, or the body of a `turn.ended`."""
-    clock = f" by the {told['clock']} clock" if told.get("clock") else ""
+    """Describe an outcome in one line.
+
+    `told`: the outcome, or the body of a `turn.ended`. `cause`: replaces the name of the clock.
+    """
+    clock = cause or (f" by the {told['clock']} clock" if told.get("clock") else "")
     money = "" if told.get("cost") is None else f", ${told['cost']:.4f}"
     tokens = tokens_of(told.get("usage"))
     used = f", {tokens}" if tokens else ""

@@ -101,12 +101,13 @@ class TurnOptions:
     """Options of a turn's display.
 
     `form`: text, json or quiet. `on_question`: ask, allow, deny or fail. `seconds_max`: stop the
-    turn after this time.
+    turn after this time. `timeout`: the value of --timeout, whichever side measures the time.
     """
 
     form: str
     on_question: str = "ask"
     seconds_max: float | None = None
+    timeout: float | None = None
     # The message about the effect of a second Ctrl-C, shown when the turn is being stopped.
     twice: str = "Ctrl-C again exits at once"
 
@@ -142,6 +143,7 @@ class TurnWatch:
         self._began = time.time()
         self._ended: dict[str, Any] | None = None
         self._ended_at = 0.0
+        self._is_timed_out = False
 
     def watch(
         self, turn: str, *, after: str | None, follows: bool = True, tells_gaps: bool = True
@@ -172,6 +174,7 @@ class TurnWatch:
                     self._take(thing)
                 if deadline is not None and time.monotonic() >= deadline:
                     deadline = None
+                    self._is_timed_out = True
                     self._stops.stop()
                 self.screen.tick()
         finally:
@@ -219,7 +222,9 @@ class TurnWatch:
                 else:
                     self._ended, self._ended_at = result, time.monotonic()
             case "stopping":
-                self.screen.line(f"stopping the turn; {self._wishes.twice}", TextStyle.ASKS)
+                # Without a first Ctrl-C there is no second one: an answer or a timeout stops it.
+                twice = f"; {self._wishes.twice}" if self._stops.count else ""
+                self.screen.line(f"stopping the turn{twice}", TextStyle.ASKS)
                 self.screen.busy("stopping the turn")
             case "stopped":
                 self._stops.is_due = False
@@ -368,7 +373,17 @@ class TurnWatch:
         if outcome["text"] and (form == "quiet" or not self._teller.said_any):
             say(as_text(outcome["text"]), end="" if outcome["text"].endswith("\n") else "\n")
         lost = "" if outcome["durable"] else " (the log could not be written)"
-        told = outcome_in_words(outcome["kind"], outcome, time.time(), self._began)
+        told = outcome_in_words(
+            outcome["kind"], outcome, time.time(), self._began, cause=self._cause(outcome)
+        )
         self.screen.line(
             f"{told}{lost}", TextStyle.DIM if outcome["kind"] == "done" else TextStyle.PLAIN
         )
+
+    def _cause(self, outcome: dict[str, Any]) -> str:
+        """Return what interrupted the turn, if it was the --timeout of this verb."""
+        timeout = self._wishes.timeout
+        is_due = self._is_timed_out or outcome.get("clock") == "overall"
+        if timeout is None or not is_due or outcome["kind"] != "interrupted":
+            return ""
+        return f": --timeout {timeout:g} s reached"
