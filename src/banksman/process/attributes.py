@@ -74,6 +74,15 @@ def find_user(user: object) -> pwd.struct_passwd:
     raise UsageError(f"user cannot be {user!r:.60}", hint=hint)
 
 
+def user_name(uid: int | None) -> str:
+    """Return the name of a user; None is the user of this process."""
+    uid = os.geteuid() if uid is None else uid
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)  # For example in a container without /etc/passwd.
+
+
 def is_our_user(user: pwd.struct_passwd) -> bool:
     """Whether this process already runs as this user."""
     return os.getuid() == os.geteuid() == user.pw_uid

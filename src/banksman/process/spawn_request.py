@@ -15,7 +15,6 @@ import asyncio
 import errno
 import marshal
 import os
-import pwd
 from collections.abc import Callable
 
 from banksman.errors import (
@@ -26,6 +25,7 @@ from banksman.errors import (
     no_room,
 )
 from banksman.process import syscalls
+from banksman.process.attributes import user_name
 from banksman.process.keeper import messages
 from banksman.process.launch import Launch
 from banksman.process.lease_page import LeasePage
@@ -191,7 +191,7 @@ def start_error(
         return UsageError(f"cannot set the limits: {text}", hint=hint)
     if step == "cwd":
         folder = "the current folder" if cwd == b"." else os.fsdecode(cwd)
-        hint = f"pass a cwd that user {_user_name(os.geteuid() if uid is None else uid)} may enter"
+        hint = f"pass a cwd that user {user_name(uid)} may enter"
         return UsageError(f"cannot start in {folder}: {text}", hint=hint)
     if step == "lease":
         hint = "use the session's new owner; check whether this host was overloaded or stopped"
@@ -200,10 +200,3 @@ def start_error(
         hint = "run this process with the right to change user and groups"
         return UsageError(f"cannot change to that user: {text}", hint=hint)
     return no_room(step, OSError(number, text))
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)  # For example in a container without /etc/passwd.

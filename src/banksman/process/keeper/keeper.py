@@ -35,7 +35,7 @@ import time
 from banksman.process import syscalls
 from banksman.process.keeper import messages
 from banksman.process.keeper.newer_sweep import NewerSweep
-from banksman.process.keeper.outbox import Outbox
+from banksman.process.keeper.outbox import KeeperOutbox
 from banksman.process.keeper.proc_tree import is_ignoring, survey
 from banksman.process.keeper.spawn import milliseconds_until, wake_parent
 from banksman.process.keeper.sweep import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Helper, Sweep
@@ -119,7 +119,7 @@ class Keeper:
         self._poller = select.poll()
         for fd in (self._leader_fd, control.fileno(), host, woken):
             self._poller.register(fd, select.POLLIN)
-        self._outbox = Outbox(control, self._poller)
+        self._outbox = KeeperOutbox(control, self._poller)
         self._outbox.say(messages.STARTED, leader, os.getpid(), time.monotonic())
 
     def stay(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FLUSH_MS_MAX = 1000
 
 
-class Outbox:
+class KeeperOutbox:
     """Queue of encoded messages in front of the control socket.
 
     `poller`: the poller of the keeper, in which `control` is registered for POLLIN.
