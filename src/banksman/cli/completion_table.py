@@ -1,6 +1,7 @@
 """Completion data of all verbs, read from their parsers: flags, flag values and positional words.
 
-The metavar of an argument gives its kind: SESSION means a session in every verb.
+A few values that no parser knows are in tables here. The metavar of an argument gives its kind:
+SESSION means a session in every verb.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Server state that the HTTP routes share: host, settings, start policy and event streams."""
+"""Server state that the HTTP routes share: host, settings, policies, streams, proxy, drain."""
 
 from __future__ import annotations
 

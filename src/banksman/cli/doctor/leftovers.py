@@ -1,4 +1,4 @@
-"""Find processes and files that dead hosts left behind, and remove them on request.
+"""Find processes and files that dead hosts left behind, and remove on request what is safe.
 
 Nothing is touched that may still be in use:
 

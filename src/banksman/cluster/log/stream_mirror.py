@@ -1,7 +1,7 @@
-"""Mirrors: the last message per subject of a stream, and the last place of each watched session.
+"""Follow NATS streams: report each subject's last message, keep the heads of watched sessions.
 
-`StreamMirror` is for records and heartbeats. `StreamHeads` is for the events of sessions that a
-caller looks at.
+`StreamMirror` is for records and heartbeats: it passes each new last message to a callback and
+keeps only its number. `StreamHeads` keeps the last place of each session that a caller looks at.
 
 A notification carries the new message. If it does not follow the last one that was read, some
 messages were missed, and the mirror reads them. It also reads at intervals without a notification.
@@ -52,7 +52,7 @@ LOOKS_MAX = 200
 
 
 class StreamMirror:
-    """The last message of each subject of a stream, kept up to date."""
+    """Passes the last message of each subject of a stream to `on_change`, without a gap."""
 
     def __init__(
         self, nats: Nats, stream: str, subjects: str, wakeup: str, on_change: OnChange

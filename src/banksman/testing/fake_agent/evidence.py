@@ -1,4 +1,4 @@
-"""Read the evidence that fake agent processes leave, and find script verbs that no test uses.
+"""Read the evidence of fake agent processes; find verbs of the Claude fake that no test uses.
 
 Evidence is a folder with the input, arguments and performed steps of each process. `FakeRecord` in
 `fake_process.py` writes it, for all fake agents.
