@@ -860,3 +860,10 @@ async def test_errors_have_one_base_and_a_builtin_kind(marker: str) -> None:
         assert isinstance(error, banksman.BanksmanError)
         assert str(error) == "what happened (what to do)"
     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("env", [{"TOKEN": b"hunter2secret"}, {"TOKEN": "hunter2secret\ud800"}])
+async def test_env_error_names_the_variable_and_not_its_value(env: Any) -> None:
+    with pytest.raises(UsageError, match="TOKEN") as refused:
+        await banksman.execute(["true"], env=env)
+    assert "hunter2" not in str(refused.value)

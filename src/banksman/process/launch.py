@@ -112,7 +112,8 @@ def build(
             built[os.fsencode(name)] = os.fsencode(value)
         except UnicodeEncodeError as exc:
             hint = "pass text that can be encoded; see sys.getfilesystemencoding()"
-            message = f"env cannot hold {name!r}: {value!r}, because it cannot be encoded"
+            # Without the value: it may be a secret.
+            message = f"env cannot hold {name!r}: its name or value cannot be encoded"
             raise UsageError(message, hint=hint) from exc
     return built
 
@@ -147,7 +148,8 @@ def _checked(env: Any) -> Mapping[str, str]:
     items = cast(Mapping[Any, Any], env)
     for name, value in items.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            message = f"env cannot hold {name!r}: {value!r}, because both must be text"
+            kind = type(value).__name__
+            message = f"env cannot hold {name!r} with a value of type {kind}: both must be text"
             raise UsageError(message, hint="write numbers and paths as str(…)")
         if not name or "=" in name or "\0" in name or "\0" in value:
             hint = "pass a name that is not empty and has no = or NUL, and a value without NUL"
