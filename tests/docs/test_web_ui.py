@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from tests.docs.blocks import SECONDS_MAX, Place, Shell, blocks, commands
 from tests.thorough import thorough
 
@@ -36,10 +37,13 @@ def gateway(folder: Path) -> Generator[str]:
         yield address
 
 
+@pytest.mark.thorough
 def test_web_ui_gateway_relays_a_turn(tmp_path: Path) -> None:
     with gateway(tmp_path / "home") as address, httpx.Client(base_url=address, timeout=SECONDS_MAX) as client:
         assert "EventSource" in client.get("/").text
         assert client.post("/chats/1/turns", json={"prompt": "hello"}).status_code == 403
+        early = client.post("/chats/2/turns", json={"prompt": "hello"}, headers={"Idempotency-Key": "2"})
+        assert early.status_code == 202, f"a prompt that came before the stream of its page: {early.text}"
         with client.stream("GET", "/chats/1/events") as stream:
             asked = client.post("/chats/1/turns", json={"prompt": "hello"}, headers={"Idempotency-Key": "1"})
             assert asked.status_code == 202, asked.text
