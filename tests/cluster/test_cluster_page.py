@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cli.doctor.test_stores_cluster import by_monitors, doctor, make_streams
+from tests.cli.doctor.test_stores_cluster import by_monitors, doctor_in_time, make_streams
 from tests.cluster.certificates import certificate
 from tests.thorough import thorough
 
@@ -51,7 +51,7 @@ def test_cluster_page_configuration_starts_and_passes_doctor(tmp_path: Path, mon
     with AsThePageSays(tls) as servers:
         store = servers.store(ca=tls.cert)
         asyncio.run(make_streams(store))
-        found = doctor(store, *by_monitors(servers))
+        found = doctor_in_time(store, *by_monitors(servers))
         assert {verdict for verdict, _, _ in found} == {"ok"}, found
         assert sum("syncs before it acknowledges" in seen for _, seen, _ in found) == 3
         assert sum("3 replicas" in seen for _, seen, _ in found) >= 3
