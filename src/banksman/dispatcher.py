@@ -25,23 +25,28 @@ class Dispatcher(Generic[FactT]):
     the waiting facts before its fact, unless `clear` drops them.
     """
 
-    __slots__ = ("_facts", "_handle", "_is_handling")
+    __slots__ = ("_facts", "_handle", "is_handling")
 
     def __init__(self, handle: Callable[[FactT], None]) -> None:
         self._handle = handle
         self._facts: deque[FactT] = deque()
-        self._is_handling = False
+        # Whether a fact is being handled, or its effects performed.
+        self.is_handling = False
 
     def dispatch(self, fact: FactT) -> None:
-        self._facts.append(fact)
-        if self._is_handling:
-            return
-        self._is_handling = True
+        facts = self._facts
+        if self.is_handling or facts:
+            facts.append(fact)
+            if self.is_handling:
+                return
+            fact = facts.popleft()
+        self.is_handling = True
         try:
-            while self._facts:
-                self._handle(self._facts.popleft())
+            self._handle(fact)
+            while facts:
+                self._handle(facts.popleft())
         finally:
-            self._is_handling = False
+            self.is_handling = False
 
     def clear(self) -> None:
         """Drop the waiting facts."""

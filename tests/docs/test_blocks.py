@@ -30,7 +30,6 @@ from tests.docs.handlers import (
     verbs,
     workflow,
 )
-from tests.thorough import thorough
 
 # All blocks of a page with this language.
 WHOLE: dict[tuple[str, str], Handler] = {
@@ -110,6 +109,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/reference/events.md", "$ banksman log"): shell(setup=['banksman run claude --name demo "Are you there?"']),
     ("docs/reference/metrics.md", "$ token="): shell(setup=["banksman run claude hello", "banksman serve"]),
     ("docs/reference/metrics.md", "# prometheus.yml"): scrape,
+    ("docs/performance.md", "make bench"): shell(prepare=make_from_checkout, prints="-m bench"),
     ("docs/scaling.md", "make bench"): shell(prepare=make_from_checkout, prints="-m bench"),
     ("docs/security.md", "banksman doctor"): shell(prints="serve.allow_remote"),
     ("docs/server.md", "pip install"): shell(prints="Banksman is at"),
@@ -138,17 +138,6 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("docs/cluster.md", "nats stream backup"): "needs the `nats` program, which is not in the locked packages",
     ("docs/systemd.md", "docker build"): "needs a container runtime and an image",
 }
-# Of these a server or a second interpreter takes the most time, or they are much like another block.
-SLOW = {
-    ("docs/guarantees.md", ".venv/bin/python"),
-    ("docs/how-to/ci.md", "name: agent"),
-    ("docs/how-to/editor.md", "pip install"),
-    ("docs/how-to/operator.md", "banksman drain"),
-    ("docs/index.md", "pip install"),
-    ("docs/server.md", "curl"),
-    ("docs/server.md", "pip install"),
-    ("docs/troubleshooting.md", "banksman doctor"),
-}
 
 
 def entries(block: Block) -> list[tuple[str, str]]:
@@ -160,13 +149,12 @@ def entries(block: Block) -> list[tuple[str, str]]:
 
 def cases() -> list[Any]:
     """Return a case for each block that is in `HANDLERS`, with the page and the line as its name."""
-    found: list[Any] = []
-    for block in blocks():
-        for key in entries(block):
-            if key in HANDLERS:
-                marks = [thorough] if key in SLOW else []
-                found.append(pytest.param(block, HANDLERS[key], id=f"{block.page}:{block.line}", marks=marks))
-    return found
+    return [
+        pytest.param(block, HANDLERS[key], id=f"{block.page}:{block.line}")
+        for block in blocks()
+        for key in entries(block)
+        if key in HANDLERS
+    ]
 
 
 def test_every_block_has_one_entry() -> None:
@@ -191,11 +179,13 @@ def test_few_blocks_are_exempt() -> None:
     assert len(EXEMPT) < 0.15 * len(blocks())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("block", "handle"), cases())
 def test_block_works_as_the_page_shows(block: Block, handle: Handler, tmp_path: Path) -> None:
     handle(block, tmp_path / "home")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("key", "handle"), WHOLE.items(), ids=[" ".join(key) for key in WHOLE])
 def test_blocks_of_a_page_work_as_it_shows(key: tuple[str, str], handle: Handler, tmp_path: Path) -> None:
     for number, block in enumerate(blocks()):

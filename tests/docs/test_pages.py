@@ -1,4 +1,4 @@
-"""Rules for all pages: each is in the navigation, each picture is made by a test, and lines are short."""
+"""Rules for all pages: each is in the navigation, each picture is made by a test or a benchmark, lines are short."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.docs.blocks import FENCE, PAGES, ROOT
 
 DOCS = ROOT / "docs"
 COLUMNS_MAX = 100
+PLOTS = ROOT / "bench" / "plots.py"
 PICTURES = ROOT / "tests" / "server" / "web" / "browser" / "test_tutorial_pictures.py"
 
 
@@ -27,7 +28,7 @@ def test_navigation_has_every_page_once() -> None:
     assert sorted(found) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
-def test_every_picture_is_made_by_a_test() -> None:
+def test_every_picture_is_made_by_a_test_or_by_a_benchmark() -> None:
     shown = {
         name
         for path in PAGES
@@ -38,6 +39,7 @@ def test_every_picture_is_made_by_a_test() -> None:
     (made,) = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.value is not None]
     assert isinstance(made, ast.Dict)
     names = {ast.literal_eval(key) for key in made.keys if key is not None}
+    names |= set(re.findall(r'folder / "([^"]+)"', PLOTS.read_text(encoding="utf-8")))
     assert {name.rpartition("/")[2] for name in shown} == names
     assert {path.name for path in (DOCS / "images").iterdir()} == names
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import pytest
 from tests.docs import texts
 from tests.docs.blocks import FENCE, PAGES, ROOT
 
@@ -29,6 +30,7 @@ def quotes(heads: tuple[str, ...] = HEADS) -> Iterator[str]:
                 yield quote.strip()
 
 
+@pytest.mark.thorough
 def test_troubleshooting_page_quotes_texts_of_the_package() -> None:
     found = list(quotes())
     assert len(found) > 100
@@ -52,6 +54,7 @@ def test_log_line_is_shown_if_one_quote_has_its_words() -> None:
     assert not texts.is_shown(f"cannot read {texts.GAP}", ["cannot read …: …"])
 
 
+@pytest.mark.thorough
 def test_pages_quote_error_texts_of_the_package() -> None:
     found = [
         (path.name, " ".join(quote.split()))

@@ -37,6 +37,7 @@ def test_approvals_continue_the_turn_after_a_decision(tmp_path: Path, click: str
     assert sent in agent.stdin
 
 
+@pytest.mark.thorough
 def test_approvals_keep_the_first_decision(tmp_path: Path) -> None:
     with Program("approvals.py", tmp_path, script=SCRIPT) as channel:
         question = asked(channel)
@@ -50,6 +51,7 @@ def test_approvals_keep_the_first_decision(tmp_path: Path) -> None:
         assert channel.end() == (0, "", "")
 
 
+@pytest.mark.thorough
 def test_approvals_allow_nothing_when_the_input_ends(tmp_path: Path) -> None:
     with Program("approvals.py", tmp_path, script=SCRIPT) as channel:
         question = asked(channel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tests.examples.programs import Program
 from tests.process.helpers import wait_until
 
@@ -31,6 +32,7 @@ def test_chat_bot_answers_a_person_before_a_running_chore(tmp_path: Path) -> Non
         assert bot.end() == (0, "", "")
 
 
+@pytest.mark.thorough
 def test_chat_bot_stops_the_last_message_of_a_chat(tmp_path: Path) -> None:
     started = tmp_path / "started"
     with Program("chat_bot.py", tmp_path, script={"prompt hang": [f"touch {started}", "hang"]}) as bot:
@@ -42,6 +44,7 @@ def test_chat_bot_stops_the_last_message_of_a_chat(tmp_path: Path) -> None:
         assert bot.end() == (0, "", "")
 
 
+@pytest.mark.thorough
 def test_chat_bot_asks_once_when_an_update_is_delivered_twice(tmp_path: Path) -> None:
     for _ in range(2):
         with Program("chat_bot.py", tmp_path) as bot:

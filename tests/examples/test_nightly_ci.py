@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.examples.programs import Program
 
 from banksman.testing.fake_agent import Evidence
@@ -40,18 +41,21 @@ def test_nightly_ci_passes_when_the_agent_repairs_the_tests(tmp_path: Path) -> N
     assert b"Nobody can approve this at night" in agent.stdin
 
 
+@pytest.mark.thorough
 def test_nightly_ci_fails_when_the_tests_still_fail(tmp_path: Path) -> None:
     code, lines, _ = nightly(tmp_path, "say I cannot")
     assert code == 1
     assert lines[1:] == ["agent: done", "tests: code 1, 1 leftover processes ended", "exit code: 1"]
 
 
+@pytest.mark.thorough
 def test_nightly_ci_exits_124_when_the_tests_take_too_long(tmp_path: Path) -> None:
     code, lines, _ = nightly(tmp_path, "say unused", tests="exec sleep 1000", test_seconds="0.2")
     assert code == 124
     assert lines == ["tests: timeout, 0 leftover processes ended", "exit code: 124"]
 
 
+@pytest.mark.thorough
 def test_nightly_ci_exits_124_when_the_turn_takes_too_long(tmp_path: Path) -> None:
     code, lines, _ = nightly(tmp_path, "hang", agent_seconds="0.2")
     assert code == 124

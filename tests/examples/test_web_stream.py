@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import pytest
 from tests.examples.programs import SECONDS_MAX, Program
 
 
@@ -80,6 +81,7 @@ def test_web_stream_resumes_a_turn_by_its_last_event_id(tmp_path: Path) -> None:
         assert "EventSource" in client.get("/").text
 
 
+@pytest.mark.thorough
 def test_web_stream_continues_after_a_restart_of_the_app(tmp_path: Path) -> None:
     script = {"prompt wait": ["say one", "hang"]}
     with served(tmp_path, script) as client:

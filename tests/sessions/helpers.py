@@ -69,7 +69,7 @@ class Case:
         await exists(mark)
         process = self.session._driver._process  # pyright: ignore[reportPrivateUsage]
         if process is not None:
-            process.look_now()
+            process.agent.look_now()
 
     async def wait_event(self, is_wanted: Callable[[Event], bool], after: int = 0) -> Event:
         """Wait for the first event for which `is_wanted` is true."""

@@ -11,7 +11,7 @@ from tests.sessions.helpers import SHORT_DRAIN, Case, bodies, ended, opened, pro
 
 from banksman import AgentError, Kind
 from banksman.core.session import event as kinds
-from banksman.core.session.agent_output import LARGE_PROMPT_CHARACTERS
+from banksman.core.session.agent_conversation import LARGE_PROMPT_CHARACTERS
 
 TOO_LONG = "Prompt is too long"
 OVERFLOW = {"is_error": True, "terminal_reason": "prompt_too_long", "result": TOO_LONG, "api_error_status": 400}

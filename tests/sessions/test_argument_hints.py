@@ -7,7 +7,7 @@ import pytest
 from banksman.commands.registry import CommandRegistry
 from banksman.errors import NotFound, UsageError
 from banksman.sessions.arguments import checked_id, priority_of
-from banksman.sessions.log_reader import parse_cursor
+from banksman.sessions.readable_session import parse_cursor
 
 
 def test_priority_hint_names_the_values() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from pathlib import Path
 
@@ -145,6 +146,29 @@ def test_loop_that_ends_without_close_ends_sessions(tmp_path: Path) -> None:
         turns.append(await session.ask("@@say x\n@@hang"))
         async for _ in turns[0]:
             return
+
+    asyncio.run(work())
+    (process,) = fake_agent.Evidence(tmp_path).processes
+    assert not os.path.exists(f"/proc/{process.pid}")
+    assert turns[0].state == "ended"
+
+
+def test_session_keeps_its_host_from_the_garbage_collector(tmp_path: Path) -> None:
+    """The collector would end the sessions of the host, or, at the end of the loop, leave them running."""
+    turns: list[Turn] = []
+
+    async def begin() -> None:
+        session = await Host().open("claude", command=fake_agent.command(evidence=tmp_path), options=QUICK)
+        turns.append(await session.ask("@@say x\n@@hang"))
+        async for _ in turns[0]:
+            return
+
+    async def work() -> None:
+        await begin()
+        gc.collect()
+        for _ in range(10):  # The loop gives a collected host some passes to begin its drain.
+            await asyncio.sleep(0)
+        assert turns[0].state == "running"
 
     asyncio.run(work())
     (process,) = fake_agent.Evidence(tmp_path).processes

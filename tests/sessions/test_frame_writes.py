@@ -248,19 +248,21 @@ async def test_reading_pauses_while_too_much_is_uncommitted_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_writer, "UNCOMMITTED_BYTES_MAX", 20_000)
-    paused: list[bool] = []
     async with opened(tmp_path) as case:
         driver: Any = case.session._driver  # pyright: ignore[reportPrivateUsage]
-        append = driver._append
+        paused_when_behind: list[bool] = []
+        on_frames = driver.on_frames
 
-        def noted(effect: Any) -> None:
-            append(effect)
-            paused.append(driver._is_paused)
+        def noted(*args: Any) -> None:
+            on_frames(*args)
+            if driver._log_writer.is_behind:
+                paused_when_behind.append(driver._process.is_paused)
 
-        driver._append = noted
+        driver.on_frames = noted
         assert (await case.answer("@@flood 5000 1000\n@@say done")).text == "done"
-        assert any(paused)
-        assert not driver._is_paused
+        assert paused_when_behind
+        assert all(paused_when_behind)
+        assert not driver._process.is_paused
         assert driver._log_writer._uncommitted_bytes == 0
         assert (await case.answer("next")).text == "next"
         events = await case.events()

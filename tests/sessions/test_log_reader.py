@@ -42,6 +42,55 @@ async def test_readers_agree_wherever_they_begin(tmp_path: Path) -> None:
         assert {events[-1].kind for events in (one, two, three)} == {kinds.SESSION_CLOSED}
 
 
+async def test_reader_that_holds_an_event_does_not_continue_in_another_session_with_its_id() -> None:
+    log = MemoryLog()
+    writer = await Writer.claim(log)
+    await writer.commit(b"old")
+    finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    events = LogReaders(log, "s", finished, Project(lambda _: [])).events(0, waits=True)
+    assert (await anext(events)).data == b"old"
+    second = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    await writer.commit(b"older")
+    assert (await second).data == b"older"
+    await log.delete("s")
+    again = await Writer.claim(log)
+    await again.commit(b"new")
+    third = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    again.append(b"newer", b"newest")
+    with pytest.raises(StoreError, match="was deleted"):
+        await asyncio.wait_for(third, 30)
+    await log.close()
+
+
+async def test_reader_of_deleted_session_gets_no_event_of_another_one_with_its_id() -> None:
+    log = MemoryLog()
+    await (await Writer.claim(log)).commit(b"old")
+    finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    readers = LogReaders(log, "s", finished, Project(lambda _: []))
+    seen: list[bytes] = []
+    has_begun = asyncio.Event()
+
+    async def read() -> None:
+        async for event in readers.events(0, waits=True):
+            seen.append(event.data)
+            has_begun.set()
+
+    reading = asyncio.ensure_future(read())
+    await has_begun.wait()
+    await asyncio.sleep(0)
+    await log.delete("s")
+    # All of it before the reader runs again.
+    again = await Writer.claim(log)
+    again.append(b"new")
+    again.append(b"newer")
+    with pytest.raises(StoreError, match="was deleted"):
+        await asyncio.wait_for(reading, 30)
+    assert seen == [b"old"]
+    await log.close()
+
+
 @pytest.mark.parametrize("prompt", ["@@say x\n@@hang", "@@say x"])
 @pytest.mark.parametrize("is_slow", [False, True])
 async def test_follower_sees_session_end_when_host_closes(tmp_path: Path, prompt: str, is_slow: bool) -> None:

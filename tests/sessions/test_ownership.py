@@ -105,7 +105,7 @@ async def test_lost_lease_shortens_ladder_without_skipping_rungs(
     async with opened(tmp_path, marker) as case:
         await case.running("one")
         process: Any = case.session._driver._process  # pyright: ignore[reportPrivateUsage]
-        command: Command = process._command
+        command: Command = process.agent._command
         case.lose(0.6)
         await case.session.wait_closed()
         assert command.finished is not None

@@ -67,7 +67,7 @@ async def test_open_question_is_visible_in_status(tmp_path: Path) -> None:
         # The agent has written everything and waits. A step that has not begun at this point does not begin.
         process = case.session._driver._process  # pyright: ignore[reportPrivateUsage]
         assert process is not None
-        process.look_now()
+        process.agent.look_now()
         assert not case.path("done").exists()
         assert answers(case) == []
         assert (await case.session.answer(question, "allow")).is_first

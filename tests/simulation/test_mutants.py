@@ -15,10 +15,11 @@ pytest.register_assert_rewrite("tests.simulation.scene", "tests.simulation.scena
 from tests.simulation.scenarios import CASES  # noqa: E402
 from tests.thorough import thorough  # noqa: E402
 
-from banksman.core.process_facts import WriteFailed  # noqa: E402
+from banksman.core.process_facts import Report, WriteFailed  # noqa: E402
 from banksman.core.session.facts import AskWithdrawn, Fact, HoldReleased, TimerFired  # noqa: E402
 from banksman.dispatcher import Dispatcher  # noqa: E402
-from banksman.sessions.agent_process import AgentReport  # noqa: E402
+from banksman.sessions import log_reader  # noqa: E402
+from banksman.sessions.agent_process import DrivenProcess  # noqa: E402
 from banksman.sessions.caller_futures import CallerFutures  # noqa: E402
 from banksman.sessions.driver import Driver  # noqa: E402
 from banksman.sessions.log_reader import LogReaders  # noqa: E402
@@ -99,7 +100,7 @@ def a_timer_that_fired_is_kept(patch: Patch) -> None:
 def a_broken_write_is_ignored(patch: Patch) -> None:
     plain: Any = Driver._on_report  # pyright: ignore[reportPrivateUsage]
 
-    def on_report(self: Any, number: int, report: AgentReport) -> None:
+    def on_report(self: Any, number: int, report: Report) -> None:
         if not isinstance(report, WriteFailed):
             plain(self, number, report)
 
@@ -110,7 +111,7 @@ def a_broken_write_is_ignored(patch: Patch) -> None:
 def the_next_process_is_told_apart_by_nothing(patch: Patch) -> None:
     plain: Any = Driver._on_report  # pyright: ignore[reportPrivateUsage]
 
-    def on_report(self: Any, number: int, report: AgentReport) -> None:
+    def on_report(self: Any, number: int, report: Report) -> None:
         plain(self, 1, report)
 
     patch(Driver, "_on_report", on_report)
@@ -118,10 +119,10 @@ def the_next_process_is_told_apart_by_nothing(patch: Patch) -> None:
 
 @mutant("the_log_is_slower_than_the_agent")
 def an_agent_that_was_paused_is_never_read_again(patch: Patch) -> None:
-    def let_read(self: Any) -> None:
+    def resume(self: Any) -> None:
         pass
 
-    patch(Driver, "_let_read", let_read)
+    patch(DrivenProcess, "resume", resume)
 
 
 @mutant("a_caller_is_cancelled")
@@ -190,6 +191,8 @@ def the_end_forgets_those_who_follow(patch: Patch) -> None:
         await self._store.wait_past(self._session, seq)
 
     patch(LogReaders, "_wait_past", wait_past)
+    never: Any = False
+    patch(log_reader._CommitWait, "_is_over", never)  # pyright: ignore[reportPrivateUsage]
 
 
 @mutant("closed_while_a_callback_thinks")

@@ -464,30 +464,39 @@ def nobody_looks_when_one_is_idle(patch: Patch) -> None:
 
 @mutant("three_sessions_and_one_place")
 def nobody_looks_when_one_has_left(patch: Patch) -> None:
-    def has_left(self: Any, seat: Any) -> None:
+    plain: Any = Pool.leave
+
+    def leave(self: Any, seat: Any) -> None:
+        if self.is_waiting(seat):
+            plain(self, seat)
         self._there.discard(seat)
         self._told.discard(seat)
 
-    patch(Pool, "has_left", has_left)
+    patch(Pool, "leave", leave)
 
 
 @mutant("one_that_waits_behind_somebody_busy_is_closed", "one_that_waits_is_closed_at_any_moment")
 def one_that_was_closed_still_waits(patch: Patch) -> None:
-    def withdraw(self: Any, seat: Any) -> None:
-        self.look()
+    plain: Any = Pool.leave
 
-    patch(Pool, "withdraw", withdraw)
+    def leave(self: Any, seat: Any) -> None:
+        if self.is_waiting(seat):
+            self.look()
+        else:
+            plain(self, seat)
+
+    patch(Pool, "leave", leave)
 
 
 @mutant("a_start_that_raises_gives_its_place_back", "a_claim_that_fails_gives_its_place_back")
 def a_start_that_came_to_nothing_keeps_its_place(patch: Patch) -> None:
-    plain: Any = Driver._leave_pool  # pyright: ignore[reportPrivateUsage]
+    plain: Any = Pool.leave
 
-    def leave(self: Any) -> None:
-        if self.state.process.phase.name != "STARTING":
-            plain(self)
+    def leave(self: Any, seat: Any) -> None:
+        if self.is_waiting(seat) or seat.state.process.phase.name != "STARTING":
+            plain(self, seat)
 
-    patch(Driver, "_leave_pool", leave)
+    patch(Pool, "leave", leave)
 
 
 @mutant("two_sessions_come_into_one_conversation")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -22,6 +22,7 @@ from banksman.core.session import event as kinds  # noqa: E402
 from banksman.core.session.outcome import Kind  # noqa: E402
 from banksman.errors import StoreError, UsageError  # noqa: E402
 from banksman.sessions.log_reader import REST_BYTES_MAX  # noqa: E402
+from banksman.store.log import LogTail  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Play, WorldLog  # noqa: E402
 
@@ -113,6 +114,9 @@ def test_follower_of_unwaitable_log_gets_error_and_does_not_spin() -> None:
     class Unwatched(WorldLog):
         async def wait_past(self, session: str, seq: int, *, is_known: bool = False) -> None:
             raise StoreError("nobody can wait for it")
+
+        def tail(self, session: str, wake: Callable[[], None]) -> LogTail | None:
+            return None
 
     async def scenario() -> None:
         scene = Scene(log=Unwatched())

@@ -267,6 +267,64 @@ class ReadingConformance(Opens):
 
     # Retention.
 
+    async def test_tail_wakes_its_reader_after_commits_and_only_then(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            await writer.commit(b"before")
+            woken: list[int] = []
+            tail = log.tail("s", lambda: woken.append(log.head("s").seq))
+            assert tail is not None
+            assert (tail.seq, tail.is_live) == (1, True)
+            await (await Writer.claim(log, "other")).commit(b"x")
+            assert woken == []
+            writer.append(b"a")
+            writer.append(b"b", b"c")
+            assert woken == []
+            assert set(await writer.answers.all()) == {None}
+            # An engine may commit both appends in one group, and then wakes once.
+            assert woken in ([4], [2, 4])
+            assert tail.seq == 4
+            tail.close()
+            await writer.commit(b"d")
+            assert len(woken) <= 2
+
+    async def test_tail_ends_when_the_session_is_deleted(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            await writer.commit(b"a")
+            woken: list[bool] = []
+            tail = log.tail("s", lambda: woken.append(True))
+            assert tail is not None
+            writer.release()
+            await log.delete("s")
+            assert woken
+            assert not tail.is_live
+            assert log.recent("s", 0, 10) is None
+
+    async def test_tail_ends_when_the_log_is_closed(self) -> None:
+        woken: list[bool] = []
+        async with self.opened() as log:
+            await (await Writer.claim(log)).commit(b"a")
+            tail = log.tail("s", lambda: woken.append(True))
+            assert tail is not None
+        assert woken == [True]
+        assert not tail.is_live
+
+    async def test_recent_events_are_those_that_a_read_returns(self) -> None:
+        async with self.opened() as log:
+            writer = await Writer.claim(log)
+            for size in (1, 3, 2):
+                writer.append(*[b"%d" % size] * size)
+            assert set(await writer.answers.all()) == {None}
+            writer.append(b"not committed yet")
+            for after in range(6):
+                for limit in (1, 2, 100):
+                    page = await log.read("s", after, limit)
+                    found = log.recent("s", after, limit)
+                    assert found is not None
+                    assert found[:limit] == list(page.events)[: len(found)]
+            assert log.recent("s", 1000, 1) is None
+
     async def test_read_reports_gap_to_reader_behind_retention(self) -> None:
         async with self.opened(retained_bytes=RETAINED_BYTES) as log:
             writer, other = await Writer.claim(log), await Writer.claim(log, "other")

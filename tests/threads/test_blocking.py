@@ -280,7 +280,8 @@ def test_eight_threads_ask_one_session_with_all_priorities_and_interrupts(host: 
             turns.append(turn)
             if (number + step) % 3 == 0:
                 receipt = turn.interrupt()
-                assert receipt.stopped or receipt.by == "already_over"
+                # Or it ended by itself, before the interrupt or while it was on its way.
+                assert receipt.stopped or receipt.by in ("already_over", "boundary")
         return [(turn, turn.outcome()) for turn in turns]
 
     workers = [start(lambda n=n: work(n)) for n in range(8)]
@@ -822,16 +823,22 @@ def test_call_that_races_close_is_never_lost(round_number: int) -> None:
 
 
 def test_thread_with_reused_id_is_not_taken_for_loop_thread() -> None:
+    # The system chooses the numbers. Several threads at a time take every number that is free.
+    assert any(_close_from_thread_with_number_of_loop() for _ in range(100)), "no number is used again"
+
+
+def _close_from_thread_with_number_of_loop() -> bool:
     host = threads.Host()
     ended = start(lambda: bridge_of(host).call(_thread_number)).result()
     host.close()
+    together = threading.Barrier(8)
 
     def close() -> int:
+        together.wait()
         host.close()
         return threading.get_ident()
 
-    numbers = itertools.islice(iter(lambda: start(close).result(), None), 100)
-    assert ended in numbers, "the system does not use a number again"
+    return ended in [each.result() for each in [start(close) for _ in range(together.parties)]]
 
 
 async def _thread_number() -> int:

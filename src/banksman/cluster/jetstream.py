@@ -22,6 +22,8 @@ WRONG_LAST = (10071, 10164)
 IN_PROCESS = 10158
 # No room: the server's share of its disk, the account's limit, or the stream's limit.
 FULL = (10023, 10002, 10047, 10077)
+# The status of the server's reply to a request that has no subscriber.
+NO_RESPONDERS = "503"
 SEQUENCE = "Nats-Sequence"
 ID = "Nats-Msg-Id"
 
@@ -54,6 +56,49 @@ class BatchMessage(NamedTuple):
     data: bytes
     expected: int | None = None
     headers: Mapping[str, str] = {}
+
+
+class PendingReplies:
+    """Collect the replies to requests at one inbox, one message for each request."""
+
+    def __init__(self, inbox: str) -> None:
+        self.inbox = inbox
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count()
+        self._asked: dict[str, asyncio.Future[bytes]] = {}
+
+    @contextmanager
+    def asked(self, timeout: float) -> Generator[tuple[str, asyncio.Future[bytes]]]:
+        """Yield the reply subject of a new request, and the future of its reply.
+
+        The future raises `Unanswered` after `timeout`, and `Unheard` if no subscriber got the
+        request.
+        """
+        number = str(next(self._numbers))
+        reply: asyncio.Future[bytes] = self._loop.create_future()
+        self._asked[number] = reply
+        # A plain timer: `asyncio.timeout` and `wait_for` cost more than the request.
+        timer = self._loop.call_later(timeout, _expire, reply)
+        try:
+            yield f"{self.inbox}.{number}", reply
+        finally:
+            timer.cancel()
+            del self._asked[number]
+
+    def heard(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> None:
+        """Answer the request that this message replies to."""
+        reply = self._asked.get(subject.rpartition(".")[2])
+        if reply is None or reply.done():
+            return  # The caller was cancelled, or its time is over.
+        if headers is not None and headers.get("Status") == NO_RESPONDERS:
+            reply.set_exception(Unheard("no server handles the request"))
+        else:
+            reply.set_result(data)
+
+
+def _expire(reply: asyncio.Future[bytes]) -> None:
+    if not reply.done():
+        reply.set_exception(Unanswered("no answer in time"))
 
 
 class PendingPages:

@@ -111,6 +111,7 @@ class RunningCommand:
         id: str,
         on_end: Callable[[Self], None],
         on_fact: Callable[[ProcessFact], None] | None = None,
+        on_stdout: Callable[[BytesRead], None] | None = None,
         matchers: MatcherPool | None = None,
         reports: Reports | None = None,
         lease: LeasePage | None = None,
@@ -118,6 +119,7 @@ class RunningCommand:
         """Start the process.
 
         `on_fact`: called with each process fact before it is handled, and never after the end.
+        `on_stdout`: takes the output of stdout, which is then neither kept nor counted here.
         `matchers`: helpers for `watch`. `reports`: the registry that reports its end. `lease`:
         limits the life of the process even if no caller stops it.
         """
@@ -127,6 +129,7 @@ class RunningCommand:
         self._options = options
         self._on_end = on_end
         self._on_fact = on_fact
+        self._on_stdout = on_stdout
         self._matchers = matchers
         self._reports = reports
         self._loop = asyncio.get_running_loop()
@@ -295,6 +298,15 @@ class RunningCommand:
     def dispatch(self, fact: Fact) -> None:
         """Handle one fact, and the facts that its effects cause, such as a stop by a callback."""
         try:
+            if (
+                self._on_stdout is not None
+                and isinstance(fact, BytesRead)
+                and fact.stream is Stream.STDOUT
+            ):
+                # Every token of an agent takes this path.
+                if not self.is_over:
+                    self._on_stdout(fact)
+                return
             self._dispatcher.dispatch(fact)
         except Exception as exc:
             self._crash(exc)

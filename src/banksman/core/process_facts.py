@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from banksman.errors import BanksmanError
 
@@ -81,9 +82,11 @@ class NeverStarted:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class BytesRead:
-    """A piece of the process's output, exactly as read."""
+class BytesRead(NamedTuple):
+    """A piece of the process's output, exactly as read.
+
+    A named tuple, because each token is one: it is made twice as fast as a frozen dataclass.
+    """
 
     stream: Stream
     data: bytes

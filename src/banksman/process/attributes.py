@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import resource
 import sys
 from collections.abc import Mapping, Sequence
@@ -44,20 +45,12 @@ _RANGES = {"nice": (-20, 19), "oom_score_adj": (-1000, 1000)}
 # The soft limit that this process had before `raise_fd_limit`. Children get this limit.
 _soft_before: int | None = None
 
-# Lines of /proc/self/status that belong to the fingerprint.
-_FINGERPRINT_LINES = (
-    *(
-        b"Uid:",
-        b"Gid:",
-        b"Groups:",
-        b"CapInh:",
-        b"CapPrm:",
-        b"CapEff:",
-        b"CapBnd:",
-        b"CapAmb:",
-        b"NoNewPrivs:",
-    ),
-    *(b"Seccomp:", b"Seccomp_filters:", b"Cpus_allowed:"),
+# Lines of /proc/self/status: the umask, and those that belong to the fingerprint.
+_UMASK = re.compile(rb"^Umask:\s*(\d+)", re.MULTILINE)
+_FINGERPRINT = re.compile(
+    rb"^(?:Uid|Gid|Groups|Cap(?:Inh|Prm|Eff|Bnd|Amb)|NoNewPrivs|Seccomp(?:_filters)?|Cpus_allowed)"
+    rb":.*",
+    re.MULTILINE,
 )
 
 
@@ -241,13 +234,13 @@ def take_inherited() -> InheritedAttributes:
         oom = syscalls.read_proc("self/oom_score_adj", 32)
     except OSError as exc:
         raise no_room("/proc", exc) from exc
-    lines = status.splitlines()
-    umask = next(int(line[6:], 8) for line in lines if line.startswith(b"Umask:"))
-    ours = tuple(line for line in lines if line.startswith(_FINGERPRINT_LINES))
+    umask = _UMASK.search(status)
+    assert umask is not None, "the kernel has had this line since 4.7"
     # The soft limit of open files is sent with the order, so only the hard limit is part of the
     # fingerprint.
     rlimits = tuple(
         resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :] for which in _RLIMIT_NUMBERS
     )
     priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), oom
-    return InheritedAttributes(umask, child_nofile(), (ours, rlimits, priority))
+    fingerprint = _FINGERPRINT.findall(status), rlimits, priority
+    return InheritedAttributes(int(umask[1], 8), child_nofile(), fingerprint)

@@ -291,14 +291,15 @@ def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
         candidates = [word]
     elif word:
         places = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
-        candidates = [os.path.join(place or b".", word) for place in places]
+        # Not os.path.join: PATH is long, and this runs at every start.
+        candidates = [(place.rstrip(b"/") if place else b".") + b"/" + word for place in places]
     else:
         hint = "pass the program as the first word of argv"
         raise ProgramNotFound("cannot run the program: its name is empty", hint=hint)
     reason = hint = ""
     for candidate in candidates:
         # If the candidate is absolute, join() ignores the folder.
-        path = os.path.join(folder, candidate)
+        path = candidate if folder == b"." else os.path.join(folder, candidate)
         try:
             mode = os.stat(path).st_mode
         except ValueError as exc:

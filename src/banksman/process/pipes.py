@@ -72,7 +72,7 @@ class PipeReader:
     def resume(self) -> None:
         """Start or resume reading."""
         if self._is_paused and self.is_open:
-            self._loop.add_reader(self._fd, self.read_now)
+            self._loop.add_reader(self._fd, self._on_readable)
             self._is_paused = False
 
     def pause(self) -> None:
@@ -82,14 +82,22 @@ class PipeReader:
             if self.is_open:
                 self._loop.remove_reader(self._fd)
 
+    def _on_readable(self) -> None:
+        # A short read has emptied the pipe, and the loop calls again if more comes. A second read
+        # that finds nothing would double the cost of a lone line.
+        self._read(until_short=True)
+
     def read_now(self) -> None:
         """Read the available data, up to the bound.
 
-        Callers that must know the data before a decision call this too. A pause holds for them as
-        well, because the pause is a promise to its caller.
+        For callers that must know the data, and the end of the stream, before a decision. A pause
+        holds for them too, because the pause is a promise to its caller.
         """
+        self._read(until_short=False)
+
+    def _read(self, *, until_short: bool) -> None:
         taken = 0
-        while taken < READ_BYTES_MAX and self.is_open and not self._is_paused:
+        while taken < READ_BYTES_MAX and self._fd >= 0 and not self._is_paused:
             try:
                 data = syscalls.read(self._fd, self._read_bytes)
             except BlockingIOError:
@@ -107,6 +115,8 @@ class PipeReader:
                 return
             taken += len(data)
             self._on_data(data)
+            if until_short and len(data) < self._read_bytes:
+                return
 
     def close(self) -> None:
         """Stop reading and close the fd. `on_end` is not called."""

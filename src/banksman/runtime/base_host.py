@@ -357,7 +357,9 @@ class Host(LoopBound, CommandStarter):
 
             assert self._open_store is not None
             processes_max, starts_max = self._limits
-            pool = Pool(processes_max=processes_max, starts_max=starts_max or starts_at_once())
+            pool = Pool(
+                processes_max=processes_max, starts_max=starts_max or starts_at_once(), host=self
+            )
             redactor = Redactor(self._secrets) if self._secrets else None
             try:
                 store = self._open_store()

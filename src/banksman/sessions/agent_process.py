@@ -1,18 +1,22 @@
-"""Interface of the driver to an agent's process, and `RealAgent`, which runs a real process.
+"""Interface of the driver to an agent's process, `RealAgent`, and `DrivenProcess`.
 
-The driver writes frames, and gets output as bytes, reports of changes, and one end.
-`frame_reader.py` splits the bytes. `RealAgent` wraps a `Command` like any other. It uses the same
-stop ladder, with the end of stdin as the first rung. Tests replace the interface `AgentProcess`
-with a fake. Every implementation must pass the same conformance tests. `redacted` removes secrets
-from stderr.
+The driver writes frames, and gets output as bytes, reports of changes, and one end. `DrivenProcess`
+passes the bytes to `frame_reader.py`, pauses the reading, keeps the reports behind the output, and
+detects an agent that has closed its stdout and does not exit.
+
+`RealAgent` runs a real process. It wraps a `Command` like any other, and uses the same stop ladder,
+with the end of stdin as the first rung. Tests replace the interface `AgentProcess` with a fake.
+Every implementation must pass the same conformance tests.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from banksman.commands import output
@@ -44,10 +48,13 @@ from banksman.process.launch import Launch
 from banksman.process.lease_page import LeasePage
 from banksman.process.orphans import trace
 from banksman.process.pipes import PipeWrite
+from banksman.sessions.frame_reader import FrameReader
 
 # An agent's stderr is not its answer. The beginning and the end are kept to explain a failure.
 STDERR_BYTES_MAX = 64 << 10
-
+# The end of stdout is nearly always the beginning of an agent's exit. An agent that still lives
+# after this time can neither answer nor be interrupted.
+MUTE_SECONDS_MAX = 1.0
 
 # Reports of an `AgentProcess`: its stdout in pieces, and changes of the process.
 AgentReport = BytesRead | StreamEnded | Report
@@ -100,6 +107,109 @@ class AgentProcess(Protocol):
 Spawn = Callable[[StartProcess, OnReport], AgentProcess]
 
 
+class DrivenProcess:
+    """One process of a session, with its output and its reports in the order of their arrival.
+
+    `frames`: the frame reader of the session. `on_report`: gets the number of the process, and
+    every report but the output, without secrets.
+    """
+
+    def __init__(
+        self,
+        effect: StartProcess,
+        spawn: Spawn,
+        frames: FrameReader,
+        on_report: Callable[[int, Report], None],
+        redactor: Redactor | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._number = effect.process
+        self._frames = frames
+        self._on_report = on_report
+        self._redactor = redactor
+        self.pid: int | None = None
+        # When the stop began; None if the process is not being stopped.
+        self.stopping_since: float | None = None
+        self.is_paused = False
+        self._has_exited = False
+        self._mute: asyncio.TimerHandle | None = None
+        self.agent = spawn(effect, self._receive)
+
+    def pause(self) -> None:
+        """Stop reading the output."""
+        if not self.is_paused:
+            self.is_paused = True
+            self.agent.pause()
+
+    def resume(self) -> None:
+        # Never while frames wait in the backlog: its end calls `on_caught_up`.
+        if self.is_paused and not self._frames.is_behind:
+            self.is_paused = False
+            self.agent.resume()
+
+    def stop(self, kill_by: float | None = None) -> None:
+        """Stop the process, see `AgentProcess.stop`."""
+        self.stopping_since = self.stopping_since or self._loop.time()
+        # A process that is blocked on a full pipe cannot react to a signal, so reading resumes.
+        self.resume()
+        self.agent.stop(kill_by)
+
+    def _receive(self, report: AgentReport) -> None:
+        if isinstance(report, BytesRead):
+            self._frames.feed(self._number, report.data)
+            return
+        if isinstance(report, Exited):
+            self._frames.note_exit()
+        # An event of the process must not overtake output that still waits in the backlog.
+        # `FrameWritten` is exempt: it only permits the next write and has no order relative to the
+        # output.
+        if self._frames.is_behind and not isinstance(report, FrameWritten):
+            self._frames.after(partial(self._hear, report))
+        else:
+            self._hear(report)
+
+    def _hear(self, report: StreamEnded | Report) -> None:
+        match report:
+            case StreamEnded():
+                self._on_output_end()
+                return
+            case Started(pid=pid):
+                self.pid = pid
+            case Exited():
+                self._has_exited = True
+                self._cancel_mute()
+            case StartFailed():
+                self._cancel_mute()
+            case ProcessGone(stderr=stderr):
+                self._cancel_mute()
+                report = replace(report, stderr=_redacted(stderr, self._redactor))
+            case _:
+                pass
+        self._on_report(self._number, report)
+
+    def _on_output_end(self) -> None:
+        self._frames.end(self._number)
+        # After the exit, only other processes of its tree hold stdout open. They do not count as
+        # mute.
+        if not self._has_exited:
+            self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute)
+
+    def _on_mute(self) -> None:
+        # The exit may already have happened. In that case `look_now` reports it, and the report
+        # cancels the timer.
+        self.agent.look_now()
+        if self._mute is not None:
+            self._mute = None
+            hint = "its process is stopped, because no more output can arrive"
+            error = AgentError("the agent closed its stdout and did not exit", hint=hint)
+            self._on_report(self._number, WriteFailed(error))
+
+    def _cancel_mute(self) -> None:
+        if self._mute is not None:
+            self._mute.cancel()
+            self._mute = None
+
+
 class RealAgent:
     """`AgentProcess` backed by a real process."""
 
@@ -123,6 +233,7 @@ class RealAgent:
             id=os.urandom(6).hex(),
             on_end=self._on_end,
             on_fact=self._on_fact,
+            on_stdout=on_report,
             lease=lease,
         )
         self._command.widen_stdout()
@@ -167,12 +278,7 @@ class RealAgent:
 
     def _on_fact(self, fact: ProcessFact) -> None:
         match fact:
-            case (
-                BytesRead(stream=Stream.STDOUT)
-                | StreamEnded(stream=Stream.STDOUT)
-                | Exited()
-                | SweepEnded()
-            ):
+            case StreamEnded(stream=Stream.STDOUT) | Exited() | SweepEnded():
                 self._on_report(fact)
             case Started():
                 self._on_report(replace(fact, born=trace(fact.pid)))
@@ -202,7 +308,7 @@ def _stderr_of(written: output.Output) -> Stderr:
     return Stderr(written.head.decode(errors="replace"), written.tail.decode(errors="replace"))
 
 
-def redacted(stderr: Stderr, redactor: Redactor | None) -> Stderr:
+def _redacted(stderr: Stderr, redactor: Redactor | None) -> Stderr:
     """Remove the secrets from stderr.
 
     Redact before truncating: a truncated part of a secret is not recognised.

@@ -1,11 +1,10 @@
 """Driver of a session: feeds facts to the state machine and performs the effects.
 
 `dispatch(fact)` processes one fact at a time, to the end, without suspending. The driver owns the
-state, the process and the timers. Only the driver reads the pipe (`frame_reader.py`) and writes to
-it. It passes each fact to the pure core and performs the returned effects in order. It decides only
-about backpressure, and about an agent that has closed its stdout and does not exit. Effects for
-callers go to `outcome_listener.py`, and log entries to `log_writer.py`. Other threads must use the
-loop's `call_soon_threadsafe`.
+state, the process (`agent_process.py`) and the timers. It passes each fact to the pure core and
+performs the returned effects in order. It decides only about backpressure. Effects for callers go
+to `outcome_listener.py`, and log entries to `log_writer.py`. Other threads must use the loop's
+`call_soon_threadsafe`.
 
 A bug in Banksman (an assert, an unexpected exception) fails only this session. The error is logged
 with the recorder's facts, the process is ended and the callers get an error. Other sessions are not
@@ -15,27 +14,17 @@ affected.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import enum
 import logging
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import assert_never
+from typing import Any
 
 from msgspec.structs import replace
 
-from banksman.core.process_facts import (
-    BytesRead,
-    Exited,
-    FrameWritten,
-    ProcessGone,
-    Report,
-    Started,
-    StartFailed,
-    StreamEnded,
-    SweepEnded,
-    WriteFailed,
-)
-from banksman.core.session import ask_queue
+from banksman.core.dialects.dialect import Dialect
+from banksman.core.dialects.meaning import Meaning
+from banksman.core.process_facts import ProcessGone, Report, StartFailed, SweepEnded
+from banksman.core.session import ask_queue, plain_frames
 from banksman.core.session import step as core
 from banksman.core.session.effects import (
     Append,
@@ -58,19 +47,19 @@ from banksman.core.session.facts import (
     ConversationTaken,
     EvictAsked,
     Fact,
+    FramesRead,
     ProcessReported,
     Subject,
     TimerFired,
 )
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.questions import kept
-from banksman.core.session.state import ProcessPhase, Session
-from banksman.core.session.turn import Turn
+from banksman.core.session.state import ProcessPhase, ProcessState, Session, Store
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
-from banksman.errors import AgentError, BanksmanError, BugError, NotOwner, StoreError
-from banksman.sessions.agent_process import AgentProcess, AgentReport, Spawn, redacted
+from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
+from banksman.sessions.agent_process import DrivenProcess, Spawn
 from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes
 from banksman.sessions.frame_reader import FrameReader
 from banksman.sessions.log_writer import LogWriter
@@ -80,18 +69,8 @@ from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
 
-# The end of stdout is nearly always the beginning of an agent's exit. An agent that still lives
-# after this time can neither answer nor be interrupted.
-MUTE_SECONDS_MAX = 1.0
-
-
-class PoolSlot(enum.Enum):
-    """Slot in the pool: not wanted, queued, or granted.
-
-    A granted slot may still have no process.
-    """
-
-    NONE, WANTED, GIVEN = range(3)
+# Frames without a meaning are counted in after this many: the recorder has a line for each.
+PLAIN_FRAMES_MAX = 256
 
 
 class Driver:
@@ -117,30 +96,30 @@ class Driver:
         self.id = id
         self.counters = Counters()
         self.turn_times = TurnTimes()
-        self.pid: int | None = None
         self.recorder = Recorder()
         self.last_in: float | None = None
         self.last_out: float | None = None
-        # When the stop of the process began; None if no process is being stopped.
-        self.stopping_since: float | None = None
         self.timers: dict[Subject, asyncio.TimerHandle] = {}
         self.error: BaseException | None = None
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self.state: Session = replace(_since(past.session, self.now()), kept=kept(past))
+        queue = ask_queue.restart_waits(past.session.queue, self.now())
+        # The state without the last plain frames, which `state` adds.
+        self._state: Session = replace(past.session, queue=queue, kept=kept(past))
+        self._plain_frames = 0
+        self._plain_at = 0.0
         self._dispatcher = Dispatcher(self._handle)
         self.spawn = spawn
         self._pool = Pool() if pool is None else pool
-        self._process: AgentProcess | None = None
+        self._process: DrivenProcess | None = None
         self.frame_bytes_max = frame_bytes_max
         self._frames = FrameReader(self)
         self._redactor = redactor
         self._log_writer = LogWriter(store, id, past, epoch=epoch, hears=self, redactor=redactor)
-        self._is_paused = False
+        # A commit that the state machine has not received yet; 0 if it has received all.
+        self._committed = 0
         # Requested start that waits for a slot in the pool or for the log.
         self._postponed: StartProcess | None = None
-        self._place = PoolSlot.NONE
-        self._mute: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return (
@@ -152,14 +131,27 @@ class Driver:
     def epoch(self) -> int:
         return self._log_writer.epoch
 
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def stopping_since(self) -> float | None:
+        """When the stop of the process began; None if no process is being stopped."""
+        return None if self._process is None else self._process.stopping_since
+
     def now(self) -> float:
         return self._loop.time()
 
     # -- dispatch ---------------------------------------------------------------------------------
     def dispatch(self, fact: Fact) -> None:
         """Process a fact, and the facts that its effects cause, to the end."""
+        self._run(self._dispatcher.dispatch, fact)
+
+    def _run(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function. If it raises, the session fails."""
         try:
-            self._dispatcher.dispatch(fact)
+            function(*args)
         except Exception as exc:
             self.fail(exc)
         except BaseException as exc:
@@ -171,21 +163,78 @@ class Driver:
     def _handle(self, fact: Fact) -> None:
         if self.error is not None:
             return
-        self.recorder.note(self.state, fact)
-        self.state, effects = core.step(self.state, fact)
+        self._count_plain_frames()
+        if self._committed:
+            self._step(Committed(fact.at, self._committed))
+        self._step(fact)
+
+    def _step(self, fact: Fact) -> None:
+        if isinstance(fact, Committed):
+            self._committed = 0
+        self.recorder.note(self._state, fact)
+        self._state, effects = core.step(self._state, fact)
         for effect in effects:
             self._perform(effect)
 
+    @property
+    def state(self) -> Session:
+        """The state of the session after all that was read. Notes the plain frames before it."""
+        self._count_plain_frames()
+        return self._state
+
+    def _count_plain_frames(self) -> None:
+        frames, self._plain_frames = self._plain_frames, 0
+        if frames:
+            state, at = self._state, self._plain_at
+            self.recorder.note(state, FramesRead(at, state.process.number, [b""] * frames, []))
+            self._state = plain_frames.count_frames(state, frames, at)
+
+    # -- frames -----------------------------------------------------------------------------------
+    @property
+    def process_state(self) -> ProcessState:
+        return self._state.process
+
+    @property
+    def dialect(self) -> Dialect:
+        return self._state.config.dialect
+
+    def on_frames(
+        self, process: int, lines: Sequence[bytes], meanings: Sequence[tuple[int, Meaning]]
+    ) -> None:
+        # Every token takes this path. A frame that changes nothing in the state machine needs no
+        # fact, no effect and no new state.
+        if meanings or self._dispatcher.is_handling or self.error is not None:
+            self.dispatch(FramesRead(self.now(), process, lines, meanings))
+        else:
+            self._run(self._on_plain_frames, process, lines)
+
+    def _on_plain_frames(self, process: int, lines: Sequence[bytes]) -> None:
+        """Append frames without a meaning, unless they need a step."""
+        entries = plain_frames.plain_entries(self._state, process, lines)
+        if entries is None:
+            self._dispatcher.dispatch(FramesRead(self.now(), process, lines, ()))
+            return
+        self._log_writer.append_frames(entries)
+        self._plain_frames += len(lines)
+        self._plain_at = self.now()
+        if self._plain_frames >= PLAIN_FRAMES_MAX:
+            self._count_plain_frames()
+        if self._log_writer.is_behind:
+            self.on_backlog()
+
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Append():
-                self._append(effect)
+            case Append(entries=entries):
+                self.turn_times.note(entries, self.now())
+                self._log_writer.append(entries)
+                if self._log_writer.is_behind:
+                    self.on_backlog()
             case WriteFrame(data=data):
                 assert self._process is not None
                 self.counters.frames_out += 1
                 self.counters.bytes_out += len(data)
                 self.last_out = self.now()
-                self._process.write(data)
+                self._process.agent.write(data)
             case StartTimer(at=at, subject=subject):
                 self._cancel_timer(subject)
                 self.timers[subject] = self._loop.call_at(at, self._on_timer, subject)
@@ -193,7 +242,6 @@ class Driver:
                 self._cancel_timer(subject)
             case StartProcess():
                 self._postponed = effect
-                self._place = PoolSlot.WANTED
                 self._pool.want(self)
             case ReportReady():
                 self._pool.has_started(self)
@@ -205,21 +253,21 @@ class Driver:
                 self._stop_process()
             case SweepTools(since=since, ends=ends):
                 assert self._process is not None
-                self._process.sweep_tools(since, ends)
+                self._process.agent.sweep_tools(since, ends)
             case Finish():
                 self._finish()
             case _:
                 tell(self._listener, effect)
 
     # -- the log ----------------------------------------------------------------------------------
-    def _append(self, effect: Append) -> None:
-        self.turn_times.note(effect.entries, self.now())
-        self._log_writer.append(effect.entries)
-        if self._log_writer.is_behind:
-            self._stop_reading()
-
     def on_committed(self, seq: int) -> None:
-        self.dispatch(Committed(self.now(), seq))
+        # If nothing waits for this commit, the state machine only notes its number. It needs the
+        # number for other facts, so the driver keeps it until the next one. Nearly every commit is
+        # one of frames that nobody waits for.
+        if self._state.deferred or self._state.store is not Store.WORKING:
+            self.dispatch(Committed(self.now(), seq))
+        else:
+            self._committed = seq
 
     def on_append_failed(self, error: StoreError | NotOwner) -> None:
         log.error("session %s: cannot write the log: %s", self.id, error)
@@ -236,30 +284,19 @@ class Driver:
         self.dispatch(AppendFailed(self.now(), error, is_final=True))
         self.dispatch(CloseAsked(self.now()))
         if self._process is not None:
-            self._let_read()
             self._process.stop(kill_by)
 
     def on_answered(self) -> None:
-        if self._is_paused and self._log_writer.has_caught_up:
-            self._let_read()
-
-    def _let_read(self) -> None:
-        # Never while frames wait in the backlog: its end calls `on_caught_up`.
-        if self._is_paused and self._process is not None and not self._frames.is_behind:
-            self._is_paused = False
+        if self._process is not None and self._log_writer.has_caught_up:
             self._process.resume()
 
-    def _stop_reading(self) -> None:
-        if not self._is_paused and self._process is not None:
-            self._is_paused = True
+    def on_backlog(self) -> None:
+        if self._process is not None:
             self._process.pause()
 
-    def on_backlog(self) -> None:
-        self._stop_reading()
-
     def on_caught_up(self) -> None:
-        if self._log_writer.has_caught_up or self.is_leaving:
-            self._let_read()
+        if self._process is not None and (self._log_writer.has_caught_up or self.is_leaving):
+            self._process.resume()
 
     def _hold_conversation(self, conversation: str | None) -> None:
         number = self.state.process.number
@@ -295,7 +332,7 @@ class Driver:
 
     @property
     def waits_for_place(self) -> bool:
-        return self._place is PoolSlot.WANTED
+        return self._pool.is_waiting(self)
 
     def evict(self) -> None:
         self.dispatch(EvictAsked(self.now()))
@@ -306,7 +343,6 @@ class Driver:
         Before the start the log must confirm that this host still owns the session and the lease of
         the conversation that the process resumes.
         """
-        self._place = PoolSlot.GIVEN
         effect = self._postponed
         assert effect is not None
         # The lease may have been lost, or never taken, while the log was broken.
@@ -326,118 +362,42 @@ class Driver:
 
     def _stop_process(self) -> None:
         if self._postponed is not None:
-            number = self._postponed.process
-            self._forget_start()
+            # The start waits for a slot in the pool, or for the log.
+            number, self._postponed = self._postponed.process, None
+            self._pool.leave(self)
             self._report(number, ProcessGone())
             return
         assert self._process is not None
-        self.stopping_since = self.stopping_since or self.now()
-        # A process that is blocked on a full pipe cannot react to a signal, so reading resumes.
-        self._let_read()
         self._process.stop()
-
-    def _forget_start(self) -> None:
-        """Cancel a start that waits for a slot in the pool or for the log."""
-        self._postponed = None
-        if self._place is PoolSlot.WANTED:
-            self._place = PoolSlot.NONE
-            self._pool.withdraw(self)
-        else:
-            self._leave_pool()
 
     def _start_process(self, effect: StartProcess) -> None:
         assert self._process is None
-        number = effect.process
         self._frames.begin(self.frame_bytes_max)
-        self._is_paused = False
         self.counters.processes += 1
         try:
             # The start may have waited, and a setting may have changed since.
             effect = replace(effect, settings=self.state.settings)
-            self._process = self.spawn(effect, partial(self._on_report, number))
+            self._process = DrivenProcess(
+                effect, self.spawn, self._frames, self._on_report, self._redactor
+            )
         except BanksmanError as exc:
-            self._leave_pool()
-            self._report(number, StartFailed(exc))
+            self._pool.leave(self)
+            self._report(effect.process, StartFailed(exc))
 
-    def _leave_pool(self) -> None:
-        if self._place is PoolSlot.GIVEN:
-            self._place = PoolSlot.NONE
-            self._pool.has_left(self)
-
-    def _on_report(self, number: int, report: AgentReport) -> None:
-        if isinstance(report, BytesRead):
-            self.last_in = self.now()
-            self.counters.bytes_in += len(report.data)
-            self._frames.feed(number, report.data)
-            return
-        if isinstance(report, Exited):
-            self._frames.note_exit()
-        # An event of the process must not overtake output that still waits in the backlog.
-        # `FrameWritten` is exempt: it only permits the next write and has no order relative to the
-        # output.
-        if self._frames.is_behind and not isinstance(report, FrameWritten):
-            self._frames.after(partial(self._hear, number, report))
-        else:
-            self._hear(number, report)
-
-    def _hear(self, number: int, report: StreamEnded | Report) -> None:
-        match report:
-            case StreamEnded():
-                self._on_output_end(number)
-                return
-            case Started(pid=pid):
-                self.pid = pid
-            case Exited():
-                self._cancel_mute()
-            case StartFailed():
-                self._forget_process()
-            case ProcessGone(swept=swept, survivors=survivors, stderr=stderr):
-                self.counters.swept += len(swept)
-                self.counters.survivors += len(survivors)
-                self._forget_process()
-                report = dataclasses.replace(report, stderr=redacted(stderr, self._redactor))
-            case SweepEnded(swept=swept):
-                self.counters.swept += len(swept)
-            case FrameWritten() | WriteFailed():
-                pass
-            case _:
-                assert_never(report)
+    def _on_report(self, number: int, report: Report) -> None:
+        if isinstance(report, ProcessGone | SweepEnded):
+            self.counters.swept += len(report.swept)
+        if isinstance(report, ProcessGone):
+            self.counters.survivors += len(report.survivors)
+        if isinstance(report, ProcessGone | StartFailed):
+            self._process = None
+            self._pool.leave(self)
+            if self.error is not None:
+                self._finish()
         self._report(number, report)
 
     def _report(self, number: int, report: Report) -> None:
         self.dispatch(ProcessReported(self.now(), number, report, self.epoch))
-
-    def _on_output_end(self, number: int) -> None:
-        self._frames.end(number)
-        # After the exit, only other processes of its tree hold stdout open. They do not count as
-        # mute.
-        if self.state.process.exit is None:
-            self._mute = self._loop.call_later(MUTE_SECONDS_MAX, self._on_mute, number)
-
-    def _on_mute(self, number: int) -> None:
-        # The exit may already have happened. In that case `look_now` reports it, and the report
-        # cancels the timer.
-        if self._process is not None:
-            self._process.look_now()
-        if self._mute is not None:
-            self._mute = None
-            hint = "its process is stopped, because no more output can arrive"
-            error = AgentError("the agent closed its stdout and did not exit", hint=hint)
-            self._report(number, WriteFailed(error))
-
-    def _cancel_mute(self) -> None:
-        """The agent exits, so it is not mute."""
-        if self._mute is not None:
-            self._mute.cancel()
-            self._mute = None
-
-    def _forget_process(self) -> None:
-        self._cancel_mute()
-        self._process = None
-        self.pid = self.stopping_since = None
-        self._leave_pool()
-        if self.error is not None:
-            self._finish()
 
     # -- timers -----------------------------------------------------------------------------------
     def _cancel_timer(self, subject: Subject) -> None:
@@ -452,7 +412,7 @@ class Driver:
         # read.
         timer = self.timers.get(subject)
         if self._process is not None:
-            self._process.look_now()
+            self._process.agent.look_now()
         self._frames.after(partial(self._fire, subject, timer))
 
     def _fire(self, subject: Subject, timer: asyncio.TimerHandle | None) -> None:
@@ -474,24 +434,23 @@ class Driver:
         """Fail the session because of a bug in Banksman.
 
         All callers get the error, and the process is stopped. The session is finished only when the
-        process is gone (`_forget_process`), so that its log is not released while the process still
+        process is gone (`_on_report`), so that its log is not released while the process still
         runs.
         """
+        self._count_plain_frames()
         message = "session %s failed: bug in Banksman; last facts:\n%s"
         log.error(message, self.id, self.recorder, exc_info=exc)
         self.error = exc
         self._dispatcher.clear()
         self._frames.clear()
-        if self._postponed is not None:
-            self._forget_start()
         for subject in list(self.timers):
             self._cancel_timer(subject)
         self._listener.fail(self.bug())
         if self._process is not None:
-            self._let_read()
             self._process.stop()
         else:
-            self._leave_pool()  # The slot was granted, but no process was started.
+            self._postponed = None
+            self._pool.leave(self)
             self._finish()
 
     def abandon(self) -> None:
@@ -500,22 +459,8 @@ class Driver:
         Nothing can be reported after that. The keeper ends the process.
         """
         if self._process is not None:
-            self._process.abandon()
+            self._process.agent.abandon()
 
     def bug(self) -> BugError:
         message = f"session {self.id} failed because of a bug in Banksman: {self.error!r}"
         return BugError(message, hint="please report it")
-
-
-def _since(state: Session, now: float) -> Session:
-    """Restart the waiting times of queued asks at `now`.
-
-    The log's times come from another clock, so the time that an ask has already waited is unknown.
-    """
-    queue = tuple(
-        replace(waiting, ask=replace(waiting.ask, at=now))
-        if isinstance(waiting, Turn) and waiting.ask
-        else waiting
-        for waiting in state.queue
-    )
-    return replace(state, queue=queue)

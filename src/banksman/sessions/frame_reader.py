@@ -1,9 +1,9 @@
-"""Reader of an agent's stdout: splits bytes into frames and dispatches them as `FramesRead`.
+"""Reader of an agent's stdout: splits bytes into frames and finds their meanings.
 
 It also limits the output. `Backlog` handles a flood of lines in slices, and keeps later events of
 the process behind them. `EndingOutput` bounds the output of a process that ends. `OversizeFrames`
 writes frames that are too large for the log to files. `core/wire/framing.py` finds the lines, and
-the driver reads the pipe.
+`agent_process.py` reads the pipe.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Protocol
 from banksman.commands.output import SpillFile
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.meaning import Meaning, Noise
-from banksman.core.session.facts import FramesRead
-from banksman.core.session.state import ProcessState, Session, Stdin
+from banksman.core.session.state import ProcessState, Stdin
 from banksman.core.wire.framing import (
     Framing,
     MixedChunk,
@@ -262,10 +261,20 @@ class OversizeFrames:
 class FrameListener(Protocol):
     """Interface of the driver that the frame reader uses."""
 
-    state: Session
     counters: Counters
+    # When the last bytes came.
+    last_in: float | None
 
-    def dispatch(self, fact: FramesRead) -> None: ...
+    @property
+    def process_state(self) -> ProcessState: ...
+    @property
+    def dialect(self) -> Dialect: ...
+    def on_frames(
+        self, process: int, lines: Sequence[bytes], meanings: Sequence[tuple[int, Meaning]]
+    ) -> None:
+        """Log frames and apply their meanings. A meaning has the index of its line."""
+        ...
+
     def fail(self, exc: BaseException) -> None: ...
     def on_backlog(self) -> None:
         """The backlog has queued steps."""
@@ -305,8 +314,10 @@ class FrameReader:
         self._backlog.was_flood = False
 
     def feed(self, process: int, data: bytes) -> None:
+        self._listener.last_in = self._loop.time()
+        self._listener.counters.bytes_in += len(data)
         lines = self._framing.feed(data)
-        if not self._ending.admits(len(data), self._listener.state.process) and not isinstance(
+        if not self._ending.admits(len(data), self._listener.process_state) and not isinstance(
             lines, MixedChunk
         ):
             self._drop(lines)
@@ -329,7 +340,7 @@ class FrameReader:
         most, and the report of the exit must not come before it.
         """
         last = self._framing.end()
-        if self._ending.admits(0, self._listener.state.process) or isinstance(last, MixedChunk):
+        if self._ending.admits(0, self._listener.process_state) or isinstance(last, MixedChunk):
             self._read(process, last)
         else:
             self._drop(last)
@@ -350,20 +361,19 @@ class FrameReader:
         self._listener.counters.dropped += sum(map(len, lines))
 
     def _read(self, process: int, lines: Sequence[bytes] | MixedChunk) -> None:
-        """Dispatch lines as `FramesRead`.
+        """Pass lines and their meanings to the listener.
 
         This is the hot path of every token. A `MixedChunk` is rare and takes the slow path.
         """
         listener = self._listener
-        state = listener.state
         if (
             self._backlog.was_flood
-            and drops_floods(state.process)
+            and drops_floods(listener.process_state)
             and not isinstance(lines, MixedChunk)
         ):
             self._drop(lines)
             return
-        dialect, counters = state.config.dialect, listener.counters
+        dialect, counters = listener.dialect, listener.counters
         read = dialect.read
         try:
             if isinstance(lines, MixedChunk):
@@ -382,5 +392,6 @@ class FrameReader:
             return
         if plain:
             counters.frames_in += len(plain)
-            counters.noise += sum(isinstance(meaning, Noise) for _, meaning in meanings)
-            listener.dispatch(FramesRead(self._loop.time(), process, plain, meanings))
+            if meanings:
+                counters.noise += sum(isinstance(meaning, Noise) for _, meaning in meanings)
+            listener.on_frames(process, plain, meanings)

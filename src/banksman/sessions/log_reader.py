@@ -1,28 +1,24 @@
-"""Readers of a session's log: pages, following new events, and `ReadableSession`.
+"""Readers of a session's log: pages of events, and following new events.
 
 `LogReaders` reads pages up to the head, waits for new events, and continues. A reader is only a
-cursor. A closing host serves its current followers from a buffer. `ReadableSession` is the base
-class of `Session`: a session as its log describes it, whichever host owns it. Reading needs only
-the store.
+cursor. A closing host serves its current followers from a buffer. `readable_session.py` has the
+calls of a session that read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncGenerator, Coroutine, MutableSet, Sequence
+import enum
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from banksman.core.dialects.dialect import Dialect
 from banksman.core.session import event as kinds
-from banksman.core.session.event import SENT, Event, Project
-from banksman.errors import HistoryLost, UsageError
-from banksman.store.log import READ_EVENTS_MAX, KnownSession, Log, Page, TurnPlace
+from banksman.core.session.event import Event, Project
+from banksman.errors import HistoryLost, StoreError
+from banksman.store.log import READ_EVENTS_MAX, Log, LogTail, Page, TurnPlace
 from banksman.tasks import Waiters
 
 R = TypeVar("R")
-# `epoch.seq`, or only a seq. 18 digits are enough for any number of events.
-CURSOR = re.compile(r"([0-9]{1,18}\.)?[0-9]{1,18}")
 
 # A closing host closes its log before all followers have read it. So the host keeps the unread
 # events of all sessions in memory, up to this size, and serves the followers from there. A follower
@@ -41,6 +37,64 @@ class _Rest(NamedTuple):
     after: int
     events: Sequence[Event]
     is_whole: bool
+
+
+class CommitWaitEnd(enum.Enum):
+    """Why a wait by a tail is over.
+
+    `NO_TAIL`: other hosts may write the session. `TAIL_ENDED`: this host has released the session,
+    or it was deleted, and another one may have its id.
+    """
+
+    WOKEN, NO_TAIL, TAIL_ENDED = range(3)
+
+
+class _CommitWait:
+    """Wait of one reader for the next commit of a session that this host owns.
+
+    `ends`: end the wait too. The callbacks are registered once for the life of the reader.
+    """
+
+    def __init__(self, readers: LogReaders, ends: Sequence[asyncio.Future[Any]]) -> None:
+        self._readers = readers
+        self._ends = ends
+        self._tail: LogTail | None = None
+        self._woken: asyncio.Future[None] | None = None
+
+    def is_at_end(self, seq: int) -> bool:
+        """Whether the tail has seen no event after `seq`; False without a tail."""
+        return self._tail is not None and self._tail.is_live and self._tail.seq <= seq
+
+    async def past(self, seq: int) -> CommitWaitEnd:
+        """Wait until an event after `seq` exists, or one of the ends is done."""
+        if self._tail is None:
+            self._tail = self._readers.tail(self._wake)
+            if self._tail is None:
+                return CommitWaitEnd.NO_TAIL
+            for end in self._ends:
+                end.add_done_callback(self._wake)
+        while self.is_at_end(seq) and not self._is_over:
+            self._woken = asyncio.get_running_loop().create_future()
+            await self._woken
+        if self._tail.is_live or self._is_over:
+            return CommitWaitEnd.WOKEN
+        self.close()
+        return CommitWaitEnd.TAIL_ENDED
+
+    @property
+    def _is_over(self) -> bool:
+        return any(end.done() for end in self._ends)
+
+    def _wake(self, _: object = None) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+            for end in self._ends:
+                end.remove_done_callback(self._wake)
 
 
 class LogReaders:
@@ -99,16 +153,24 @@ class LogReaders:
         is_closed = await self._look_back(after, epoch)
         ends = (self._finished,) if until is None else (self._finished, until)
         reader = object()
+        waiting = _CommitWait(self, ends)
+        is_woken = False
+        last_epoch = epoch
         try:
             while True:
                 # Check the end before the read. An event that is committed after this read may be
                 # the last one, and the next pass must read it.
                 is_last = not waits or any(end.done() for end in ends)
                 page = self._page_of_rest(seq)
+                # A read pauses, so that a reader far behind does not block the event loop. A reader
+                # that has just waited needs no pause.
+                if page is None and is_woken and (events := self.recent(seq, READ_EVENTS_MAX)):
+                    page = Page(events, None)
                 if page is None:
                     page = await self._read(
                         self._store.read(self._session, seq, project=self._project)
                     )
+                is_woken = False
                 self._places[reader] = page.events[-1].seq if page.events else seq
                 if page.gap is not None:
                     first, last = page.gap
@@ -116,7 +178,7 @@ class LogReaders:
                     seq = last
                 for event in page.events:
                     yield event
-                    seq = event.seq
+                    seq, last_epoch = event.seq, event.epoch
                     is_closed = event.kind == kinds.SESSION_CLOSED
                     if (
                         is_closed
@@ -125,12 +187,19 @@ class LogReaders:
                         and seq > (self._since or 0)
                     ):
                         return  # Nothing follows this event, and the log may already be closed.
-                if page.events:
+                # A reader that has caught up waits without a further read.
+                if page.events and (is_last or not waiting.is_at_end(seq)):
                     continue
                 if is_last or (is_closed and not self._is_ours):
                     return
-                await self._read(self._wait_past(seq, ends))
+                end = await waiting.past(seq)
+                if end is CommitWaitEnd.TAIL_ENDED:
+                    await self._check_history(seq, last_epoch)
+                if end is not CommitWaitEnd.WOKEN:
+                    await self._read(self._wait_past(seq, ends))
+                is_woken = True
         finally:
+            waiting.close()
             self._places.pop(reader, None)
 
     async def _look_back(self, after: int, epoch: int | None) -> bool:
@@ -152,6 +221,18 @@ class LogReaders:
                 f"the store has no event {epoch}.{after}", hint=hint, session=self._session
             )
         return found is not None and found.kind == kinds.SESSION_CLOSED
+
+    async def _check_history(self, seq: int, epoch: int | None) -> None:
+        """Raise `StoreError` if the session was deleted since the reader took the event at `seq`.
+
+        Another session of the same id has other epochs.
+        """
+        if not seq or epoch is None:
+            return
+        page = await self._read(self._store.read(self._session, seq - 1, 1))
+        if page.gap is None and (not page.events or page.events[0].epoch != epoch):
+            message = f"cannot wait for events of session {self._session}: it was deleted"
+            raise StoreError(message, session=self._session)
 
     async def page(self, after: int, limit: int, *, epoch: int | None = None) -> Page:
         """Return at most `limit` events after a cursor.
@@ -196,13 +277,13 @@ class LogReaders:
         """Return the place of a turn in the kept part of the log; None if it is not there."""
         return await self._read(self._store.find_turn(self._session, turn))
 
-    async def wait_past(self, seq: int) -> None:
-        """Wait until an event after `seq` exists.
+    def recent(self, after: int, limit: int) -> list[Event] | None:
+        """Return the events after a seq from memory; None if they must be read."""
+        return self._store.recent(self._session, after, limit, self._project)
 
-        `StoreError`: no event can follow, because the log was closed or the session was deleted.
-        """
-        # Not counted in `_reading`: only the close of the log ends this wait.
-        await self._store.wait_past(self._session, seq, is_known=True)
+    def tail(self, wake: Callable[[], None]) -> LogTail | None:
+        """Open a tail of the session, see `Log.tail`."""
+        return self._store.tail(self._session, wake)
 
     async def wait_left(self) -> None:
         """Wait until no reader is inside the store."""
@@ -269,155 +350,3 @@ class LogReaders:
                 more.result()
             elif not more.cancelled():
                 more.exception()
-
-
-def parse_cursor(cursor: Any) -> tuple[int | None, int]:
-    """Split a cursor into its epoch, if it has one, and its seq.
-
-    `cursor`: `epoch.seq`, only a seq, or None for the beginning.
-    """
-    if cursor is None:
-        return None, 0
-    is_one = isinstance(cursor, str | int) and not isinstance(cursor, bool)
-    if not is_one or CURSOR.fullmatch(str(cursor)) is None:
-        hint = "use the `cursor` of an event, or leave it out to begin at the first event"
-        raise UsageError(f"not a cursor: {cursor!r:.60}", hint=hint)
-    epoch, _, seq = str(cursor).rpartition(".")
-    return int(epoch) if epoch else None, int(seq)
-
-
-# Limits on the search for the last frames. In a long answer the prompt may be thousands of events
-# back.
-FIRST_LOOK_EVENTS = 50
-LOOK_BACK_PAGES_MAX = 10
-
-
-class ReadableSession:
-    """Read access to a session.
-
-    `ends`: done when the host closes. `readers`: the log readers that the host then waits for.
-    """
-
-    def __init__(
-        self,
-        id: str,
-        *,
-        name: str | None,
-        agent: str,
-        dialect: Dialect,
-        store: Log,
-        ends: asyncio.Future[None],
-        readers: MutableSet[LogReaders] | None = None,
-    ) -> None:
-        self.id = id
-        self.name = name
-        self.agent = agent
-        self.dialect = dialect
-        self._project = Project(dialect.project, dialect.partial)
-        # The store's latest listing or lookup result for this session.
-        self.seen: KnownSession | None = None
-        self._store = store
-        self._all_readers: MutableSet[LogReaders] = set() if readers is None else readers
-        self._readers = self._reading(ends)
-
-    def _reading(self, finished: asyncio.Future[None], since: int | None = None) -> LogReaders:
-        readers = LogReaders(self._store, self.id, finished, self._project, since=since)
-        self._all_readers.add(readers)
-        return readers
-
-    def follow(self, after: str | int | None = None) -> AsyncGenerator[Event]:
-        """Yield every event after a cursor, then each new event, until the session is closed.
-
-        A range that retention removed becomes one `stream.gap` event. `HistoryLost`: the cursor
-        belongs to a history that the store does not have. A host that closes also closes its log.
-        It serves the current followers to the end from a buffer (64 MiB for all sessions together).
-        A new call then raises `StoreError`.
-        """
-        epoch, seq = parse_cursor(after)
-        return self._readers.events(seq, waits=True, epoch=epoch)
-
-    def events(
-        self, after: int = 0, *, waits: bool = False, until: asyncio.Future[Any] | None = None
-    ) -> AsyncGenerator[Event]:
-        """Yield the existing events after a seq.
-
-        `waits`: also yield new events like `follow`, or until `until` is done.
-        """
-        return self._readers.events(after, waits=waits, until=until)
-
-    async def page(self, after: str | int | None = None, *, limit: int = READ_EVENTS_MAX) -> Page:
-        """Return at most `limit` existing events after a cursor.
-
-        The page also has the range that retention removed before them. Raises `HistoryLost` like
-        `follow`.
-        """
-        epoch, seq = parse_cursor(after)
-        return await self._readers.page(seq, limit, epoch=epoch)
-
-    async def page_before(
-        self, before: str | int, *, limit: int = READ_EVENTS_MAX
-    ) -> Sequence[Event]:
-        """Return at most `limit` events before a cursor, oldest first.
-
-        Returns fewer events if they are very long. A cursor without an epoch may be beyond the end.
-        The result then has the last events of the log. Raises `HistoryLost` like `follow`.
-        """
-        epoch, seq = parse_cursor(before)
-        return await self._readers.page_before(seq, limit, epoch=epoch)
-
-    async def find_turn(self, id: str) -> TurnPlace | None:
-        """Return the place of a turn in the kept part of the log; None if it is not there."""
-        return await self._readers.find_turn(id)
-
-    async def last_frames(self) -> tuple[Event | None, Event | None]:
-        """Return the events of the last frame from the agent and the last frame to the agent.
-
-        None: no frame was found within the bounded search.
-        """
-        heard: Event | None = None
-        told: Event | None = None
-        place = self.committed + 1
-        for number in range(LOOK_BACK_PAGES_MAX):
-            events = await self.page_before(
-                place, limit=READ_EVENTS_MAX if number else FIRST_LOOK_EVENTS
-            )
-            for event in reversed(events):
-                if event.kind == SENT:
-                    told = told or event
-                elif event.is_frame:
-                    heard = heard or event
-            if not events or (heard and told):
-                break
-            place = events[0].seq
-        return heard, told
-
-    @property
-    def committed(self) -> int:
-        """The seq of the last committed event."""
-        return self._store.head(self.id).seq
-
-    @property
-    def created(self) -> float:
-        """The time of creation.
-
-        A session that is created under the same id after a deletion has a different time.
-        """
-        known = self._store.find(self.id)
-        return 0.0 if known is None else known.created
-
-    @property
-    def known(self) -> KnownSession | None:
-        """The session's entry in a listing; None if the session was deleted."""
-        return self.seen or self._store.find(self.id)
-
-    async def head(self) -> str | None:
-        """Return the cursor of the last committed event."""
-        page = await self._readers.page(max(0, self.committed - 1), 1)
-        return page.events[0].cursor if page.events else None
-
-    async def wait_past(self, seq: int) -> None:
-        """Wait until an event after `seq` is committed.
-
-        `StoreError`: no event can follow.
-        """
-        await self._readers.wait_past(seq)

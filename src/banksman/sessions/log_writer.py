@@ -67,9 +67,11 @@ class LogWriter:
         self._hears = hears
         self._redactor = None if redactor is None else StreamedRedactor(redactor)
         self.epoch = epoch
-        # The history with all appends, the durable part of it, and the number of the current run.
-        # Each failure starts a new run.
+        # The history with all appends but the last frames, and the seq of the last append. Then the
+        # same for the durable part, and the number of the current run. Each failure starts a new
+        # run.
         self._past = self._durable = past
+        self._head = self._durable_head = past.session.head
         self._durable_epoch = epoch
         self._run = 0
         # Callback for the raised epoch, while `advance` is in flight.
@@ -102,11 +104,23 @@ class LogWriter:
         """
         if self._redactor is not None:
             entries = self._redactor.entries(entries)
+        expected = self._head
+        self._past = pasts.fold(self._whole_past(), entries)
+        self._head = self._past.session.head
+        self._append(entries, expected)
+
+    def append_frames(self, entries: Sequence[Entry]) -> None:
+        """Append frames of the agent. The history only counts them."""
+        if self._redactor is not None:
+            entries = self._redactor.entries(entries)
+        expected = self._head
+        self._head += len(entries)
+        self._append(entries, expected)
+
+    def _append(self, entries: Sequence[Entry], expected: int) -> None:
         size = sum(map(len, map(_data_of, entries)))
-        expected = self._past.session.head
-        self._past = pasts.fold(self._past, entries)
         self._uncommitted_bytes += size
-        done = partial(self._on_answer, self._run, self._past, self.epoch, size)
+        done = partial(self._on_answer, self._run, self._past, self._head, self.epoch, size)
         snapshot = self._snapshot_if_due(len(entries), size)
         self._store.append(
             self._session, self.epoch, expected, time.time(), entries, done, snapshot
@@ -117,10 +131,14 @@ class LogWriter:
         self._bytes_since += size
         if self._events_since < SNAPSHOT_EVENTS or self._bytes_since < self._snapshot_bytes:
             return None
-        snapshot = pasts.encode(self._past)
+        snapshot = pasts.encode(self._whole_past())
         self._events_since = self._bytes_since = 0
         self._snapshot_bytes = len(snapshot)
         return snapshot
+
+    def _whole_past(self) -> SessionHistory:
+        """Return the history with all appends."""
+        return pasts.skip(self._past, self._head - self._past.session.head)
 
     def advance(self, then: Callable[[], None]) -> None:
         """Raise the epoch for a new process, and call `then` when the log has confirmed it.
@@ -134,23 +152,29 @@ class LogWriter:
         # this start.
         if not is_on_its_way:
             before, self.epoch = self.epoch, self.epoch + 1
-            done = partial(self._on_advanced, self._run, self._past, self.epoch)
+            done = partial(self._on_advanced, self._run, self._past, self._head, self.epoch)
             self._store.advance(self._session, before, done)
 
     def _on_advanced(
-        self, run: int, past: SessionHistory, epoch: int, error: StoreError | NotOwner | None
+        self,
+        run: int,
+        past: SessionHistory,
+        head: int,
+        epoch: int,
+        error: StoreError | NotOwner | None,
     ) -> None:
         then, self._then = self._then, None
         # Compared first, because `_on_answer` starts a new run after an error.
         is_meant = run == self._run
-        self._on_answer(run, past, epoch, 0, error)
+        self._on_answer(run, past, head, epoch, 0, error)
         if is_meant and error is None and then is not None:
             then()
 
-    def _on_answer(
+    def _on_answer(  # noqa: PLR0917  Called once per append: keyword arguments would cost time.
         self,
         run: int,
         past: SessionHistory,
+        head: int,
         epoch: int,
         size: int,
         error: StoreError | NotOwner | None,
@@ -158,16 +182,17 @@ class LogWriter:
         self._uncommitted_bytes -= size
         if run == self._run:
             if error is None:
-                is_more = past.session.head > self._durable.session.head
-                self._durable, self._durable_epoch = past, epoch
+                is_more = head > self._durable_head
+                self._durable, self._durable_head, self._durable_epoch = past, head, epoch
                 if is_more:
-                    self._hears.on_committed(past.session.head)
+                    self._hears.on_committed(head)
             else:
                 # The appends in flight build on the failed append, so they cannot succeed. A new
                 # run number makes this writer ignore their answers. The next append starts from the
                 # durable state.
                 self._run += 1
-                self._past, self.epoch = self._durable, self._durable_epoch
+                self._past, self._head = self._durable, self._durable_head
+                self.epoch = self._durable_epoch
                 # The failed append may have carried a snapshot, so the next append carries one.
                 self._events_since = SNAPSHOT_EVENTS
                 self._hears.on_append_failed(error)
@@ -219,7 +244,7 @@ class LogWriter:
         ):
             on_taken(error)
         elif run == self._run:
-            self._on_answer(run, self._past, self.epoch, 0, error)
+            self._on_answer(run, self._past, self._head, self.epoch, 0, error)
 
 
 def lease_name(agent: str, conversation: str) -> str:

@@ -1,8 +1,8 @@
 """Sessions that this host owns: their parts, the locks of a claim, and the loss of ownership.
 
-`OwnedSession` holds the parts of a claimed session. `ClaimGate` serialises calls that open, claim
-or delete. `OwnershipGuard` ends all sessions when the host loses its lease. `registry.py` claims
-sessions, through `recovery.py`.
+`OwnedSession` holds the parts of a claimed session, and `Startup` the specs of its processes.
+`ClaimGate` serialises calls that open, claim or delete. `OwnershipGuard` ends all sessions when the
+host loses its lease. `registry.py` claims sessions, through `recovery.py`.
 
 A local store never takes a session away from its owner. A store on other machines knows a host only
 by its heartbeats. When they stop, it gives the host's sessions to other hosts, and by then no
@@ -31,21 +31,23 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from banksman.core.session.effects import StartProcess
 from banksman.core.session.facts import Begun
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.turn import Turn as QueuedTurn
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
-from banksman.errors import BanksmanError, Closed, NotOwner
+from banksman.errors import BanksmanError, Closed, NotOwner, Refused
 from banksman.process import lease_page as leases
 from banksman.process.lease_page import LeasePage
-from banksman.sessions.agent_process import Spawn
+from banksman.sessions.agent_process import AgentProcess, OnReport, Spawn
 from banksman.sessions.caller_futures import CallerFutures, KeyedTurns
 from banksman.sessions.diagnostics import SessionCounts
 from banksman.sessions.driver import Driver
 from banksman.sessions.hooks import Hooks
 from banksman.sessions.pool import Pool
 from banksman.sessions.questions import OnQuestion, Questions
+from banksman.sessions.session_spec import Permit, SessionSpec
 from banksman.sessions.tools import Callbacks, ToolServer
 from banksman.sessions.turn import Turn, TurnSession
 from banksman.store.log import Log
@@ -182,6 +184,77 @@ class OwnedSession:
     @property
     def is_over(self) -> bool:
         return self.futures.finished.done()
+
+
+class Startup:
+    """Specs of the running process and of the next process of one session.
+
+    They differ from the moment when the session is opened again until its process is replaced.
+    Until then the agent calls the hooks and tools of the running spec. Its ids for them may mean
+    other hooks and tools in the next spec.
+    """
+
+    def __init__(
+        self, spec: SessionSpec, lease: LeasePage | None = None, permit: Permit | None = None
+    ) -> None:
+        """Create the startup for a claimed session.
+
+        `lease`: the lease page of the session's claim; later claims have other pages. `permit`: the
+        host's check of a spec.
+        """
+        self._permit = permit
+        self.next = spec
+        # The record of the last `session.opened` event.
+        self.record = spec.record()
+        self._lease = lease
+        self.running: SessionSpec | None = None
+        # The callbacks of the process, set before the first start.
+        self.callbacks: Callbacks | None = None
+
+    def spawn(self, effect: StartProcess, on_report: OnReport) -> AgentProcess:
+        self._check()
+        self.running = self.next
+        self._call_its_own()
+        workspace = self.next.workspace(self._lease)
+        assert self.callbacks is not None
+        self.callbacks.work_in(workspace)
+        return self.next.spawn(
+            effect,
+            on_report if workspace is None else workspace.ending_with(on_report),
+            self._lease,
+        )
+
+    def _check(self) -> None:
+        """Check the spec again before each start of a process.
+
+        The session's folder may have become a link to another place since the open.
+        """
+        if self._permit is None:
+            return
+        try:
+            self._permit(self.next.record())
+        except BanksmanError:
+            raise
+        except Exception as exc:
+            hint = "close the session, and open it in an allowed folder"
+            raise Refused(f"cannot start a process of the session: {exc}", hint=hint) from exc
+
+    def replace(self, spec: SessionSpec) -> bool:
+        """Set the next spec, and return whether the running process must be replaced."""
+        before, self.next = self.next, spec
+        before.close()
+        # An equal fingerprint means that the running process already matches. Only its hooks and
+        # tools are exchanged.
+        if self.running is None or self.running.fingerprint != spec.fingerprint:
+            return self.running is not None
+        self.running = spec
+        self._call_its_own()
+        return False
+
+    def _call_its_own(self) -> None:
+        assert self.running is not None
+        assert self.callbacks is not None
+        self.callbacks.replace(self.running.hooks, self.running.server)
 
 
 class OwnershipGuard:

@@ -59,13 +59,22 @@ class PoolMember(Protocol):
 class Pool:
     """Slots for agent processes and a queue of sessions that wait for a slot.
 
-    Belongs to one event loop. A limit of None means no limit.
+    Belongs to one event loop. A limit of None means no limit. `host`: kept alive while a session
+    or a process refers to the pool. A host that the garbage collector takes ends its sessions.
     """
 
-    def __init__(self, *, processes_max: int | None = None, starts_max: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        processes_max: int | None = None,
+        starts_max: int | None = None,
+        host: object = None,
+    ) -> None:
+        self._host = host
         self.processes_max = processes_max
         self.starts_max = starts_max
-        self._waiting: list[PoolMember] = []
+        # First come, first. A dict, because members look for themselves in a long queue.
+        self._waiting: dict[PoolMember, None] = {}
         self._there: set[PoolMember] = set()
         # Members whose start still counts. The timer ends the time in which it counts.
         self._starting: dict[PoolMember, asyncio.TimerHandle] = {}
@@ -86,13 +95,11 @@ class Pool:
         That call may happen before this function returns.
         """
         assert member not in self._there
-        self._waiting.append(member)
+        self._waiting[member] = None
         self.look()
 
-    def withdraw(self, member: PoolMember) -> None:
-        """Remove a member from the queue."""
-        self._waiting.remove(member)
-        self.look()
+    def is_waiting(self, member: PoolMember) -> bool:
+        return member in self._waiting
 
     def has_started(self, member: PoolMember) -> None:
         timer = self._starting.pop(member, None)
@@ -100,10 +107,16 @@ class Pool:
             timer.cancel()
             self.look()
 
-    def has_left(self, member: PoolMember) -> None:
-        self._there.discard(member)
-        self._told.discard(member)
-        self.has_started(member)
+    def leave(self, member: PoolMember) -> None:
+        """Give up a slot, or the wait for one. Does nothing for a member that has neither."""
+        if member in self._waiting:
+            del self._waiting[member]
+        elif member in self._there:
+            self._there.remove(member)
+            self._told.discard(member)
+            self.has_started(member)
+        else:
+            return
         self.look()
 
     def look(self) -> None:
@@ -131,7 +144,7 @@ class Pool:
             # `max` returns the first of the most urgent members, so equal urgency is first come,
             # first served.
             member = max(self._waiting, key=lambda waiting: waiting.urgency)
-            self._waiting.remove(member)
+            del self._waiting[member]
             self._there.add(member)
             loop = asyncio.get_running_loop()
             self._starting[member] = loop.call_later(START_SECONDS_MAX, self.has_started, member)

@@ -24,12 +24,12 @@ from banksman.sessions import known_agents, recovery
 from banksman.sessions.arguments import checked_id, checked_name
 from banksman.sessions.cluster_hooks import ClusterHooks
 from banksman.sessions.diagnostics import CountTotals
-from banksman.sessions.ownership import ClaimGate, OwnedSession, OwnershipGuard
+from banksman.sessions.ownership import ClaimGate, OwnedSession, OwnershipGuard, Startup
 from banksman.sessions.pool import Pool
 from banksman.sessions.questions import OnQuestion
 from banksman.sessions.recovery import DeadHostCleanup, has_waiting_asks
 from banksman.sessions.session import Session
-from banksman.sessions.session_spec import Permit, SessionSpec, Startup
+from banksman.sessions.session_spec import Permit, SessionSpec
 from banksman.sessions.session_table import SessionTable
 from banksman.store.log import KnownSession, Log, MultiSessionPage
 

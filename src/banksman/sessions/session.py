@@ -1,7 +1,7 @@
 """`Session`, the handle for asyncio callers: ask, interrupt, hold, answer, settings, status.
 
-Base classes have the rest: `log_reader.py` reads and follows, `session_lifecycle.py` closes, drains
-and leaves. The handle holds no state that decides anything. Each call becomes a fact for the
+Base classes have the rest: `readable_session.py` reads and follows, `session_lifecycle.py` closes,
+drains and leaves. The handle holds no state that decides anything. Each call becomes a fact for the
 driver, and the driver sets the future that the caller waits on. A cancelled caller stops waiting.
 An ask that was not accepted yet is withdrawn when its last caller is cancelled.
 

@@ -23,9 +23,10 @@ from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.sessions.caller_futures import CallerFutures, ignore
 from banksman.sessions.driver import Driver
-from banksman.sessions.log_reader import LogReaders, ReadableSession
+from banksman.sessions.log_reader import LogReaders
 from banksman.sessions.ownership import OwnedSession
 from banksman.sessions.questions import OnQuestion
+from banksman.sessions.readable_session import ReadableSession
 from banksman.sessions.session_spec import SessionSpec
 from banksman.store.log import Log
 

@@ -1,9 +1,9 @@
 """Session spec: the checked arguments of an open, process starts, and needs for a host.
 
 `SessionSpec` starts the agent's process again and again, always as the caller asked for it. The log
-keeps its `record`, and `SessionSpec.from_record` rebuilds the spec from it. `Startup` holds the
-specs of the running process and of the next process. The functions at the top compare the needs of
-a session with the labels and agents of a host. `arguments.py` has the checks of single arguments.
+keeps its `record`, and `SessionSpec.from_record` rebuilds the spec from it. The functions at the
+top compare the needs of a session with the labels and agents of a host. `arguments.py` has the
+checks of single arguments.
 
 **Needs.** A session needs a host that has its labels and its agent. Needs and offers are lists of
 the same words. A host satisfies a need if it offers every word of it.
@@ -31,12 +31,12 @@ from banksman.core.session import permissions
 from banksman.core.session.effects import StartProcess
 from banksman.core.session.event import storable
 from banksman.core.wire.redaction import REDACTED
-from banksman.errors import BanksmanError, ProgramNotFound, Refused, UsageError
+from banksman.errors import ProgramNotFound, UsageError
 from banksman.process import launch
 from banksman.process.launch import Launch, prepare
 from banksman.process.lease_page import LeasePage
 from banksman.sessions import known_agents, recovery
-from banksman.sessions.agent_process import AgentProcess, OnReport, RealAgent
+from banksman.sessions.agent_process import OnReport, RealAgent
 from banksman.sessions.arguments import (
     TOOLS_SERVER,
     check_text,
@@ -49,7 +49,7 @@ from banksman.sessions.arguments import (
 )
 from banksman.sessions.hooks import Hooks
 from banksman.sessions.profile import transcript_path
-from banksman.sessions.tools import Callbacks, Tool, ToolServer
+from banksman.sessions.tools import Tool, ToolServer
 from banksman.sessions.workspace import Workspace, start_command
 from banksman.store.log import KnownSession, Log
 
@@ -144,21 +144,22 @@ class SessionSpec:
         labels: Sequence[str] = (),
     ) -> None:
         self.profile = known_agents.load(checked_agent(agent))
-        self._resume = checked_conversation(resume)
+        # The conversation to resume or to copy.
+        self.resume = checked_conversation(resume)
         self.forks = forks
         if forks and resume is None:
             hint = "pass resume= with the conversation"
             raise UsageError("cannot fork: no conversation is given", hint=hint)
         # A relative folder refers to the current folder of this call, also for processes started
         # later.
-        self._cwd: str = os.path.abspath(os.fspath(cwd if cwd is not None else "."))
+        self.cwd: str = os.path.abspath(os.fspath(cwd if cwd is not None else "."))
         self._command = checked_command(command, self.profile)
         self._wishes: dict[str, Any] = {
             "model": model,
             "permission_mode": permission_mode,
             "system_prompt": system_prompt,
         }
-        for wish, text in (("cwd", self._cwd), *self._wishes.items()):
+        for wish, text in (("cwd", self.cwd), *self._wishes.items()):
             if isinstance(text, str):
                 check_text(wish, text)
         self._args = checked_words("args", args)
@@ -190,14 +191,14 @@ class SessionSpec:
             setup=Setup(
                 hooks=self.hooks.registrations(),
                 servers=(TOOLS_SERVER,) if tools else (),
-                cwd=self._cwd,
+                cwd=self.cwd,
                 mcp_servers=self._servers,
                 **self._wishes,
             ),
         )
         self._rules = dict(rules_wanted or {})
         self._labels = checked(labels)
-        self._prepare(StartProcess(0, self._resume, forks))
+        self._prepare(StartProcess(0, self.resume, forks))
         self.fingerprint = self._fingerprint()
 
     @classmethod
@@ -245,10 +246,6 @@ class SessionSpec:
         )
 
     @property
-    def cwd(self) -> str:
-        return self._cwd
-
-    @property
     def stop_seconds_max(self) -> float:
         """Seconds until a process that was asked to stop is gone or stuck."""
         return self._timings.seconds_max
@@ -256,12 +253,7 @@ class SessionSpec:
     @property
     def resumes(self) -> str | None:
         """The conversation to resume."""
-        return None if self.forks else self._resume
-
-    @property
-    def resume(self) -> str | None:
-        """The conversation of the open, to resume or to copy."""
-        return self._resume
+        return None if self.forks else self.resume
 
     def record(self) -> dict[str, Any]:
         """Return the spec as plain values for the log.
@@ -271,7 +263,7 @@ class SessionSpec:
         """
         return {
             "agent": self.profile.name,
-            "cwd": self._cwd,
+            "cwd": self.cwd,
             "command": self._command,
             "args": self._args,
             "env": sorted(self._env or ()),
@@ -287,11 +279,7 @@ class SessionSpec:
 
     def settings_unlike(self, other: SessionSpec) -> list[str]:
         """Return the changeable settings whose value differs from the other spec."""
-        return [
-            name
-            for name in ("model", "permission_mode")
-            if self._wishes[name] != other._wishes[name]
-        ]
+        return self.settings_asked_anew(other._wishes)
 
     def settings_asked_anew(self, record: Mapping[str, Any] | None) -> list[str]:
         """Return the changeable settings whose value differs from the recorded last open."""
@@ -305,7 +293,7 @@ class SessionSpec:
     def forked(self, conversation: str) -> SessionSpec:
         """Return a copy of the spec for a session that begins as a copy of this conversation."""
         other = copy.copy(self)
-        other._resume, other.forks = conversation, True
+        other.resume, other.forks = conversation, True
         # Each session calls and closes its own instances.
         other.hooks = Hooks(self._hooks)
         other.server = ToolServer(self._tools, name=TOOLS_SERVER)
@@ -329,7 +317,7 @@ class SessionSpec:
         """
         patterns = self.profile.transcripts
         return transcript_path(
-            patterns, cwd=self._cwd, conversation=conversation, env=self._environment()
+            patterns, cwd=self.cwd, conversation=conversation, env=self._environment()
         )
 
     def workspace(self, lease: LeasePage | None = None) -> Workspace | None:
@@ -337,7 +325,7 @@ class SessionSpec:
         if not self._serves:
             return None
         return Workspace(
-            self._cwd,
+            self.cwd,
             partial(start_command, lease=lease),
             env=self._all_env,
             inherit_env=self._inherit_env,
@@ -365,7 +353,7 @@ class SessionSpec:
         try:
             return prepare(
                 argv,
-                cwd=self._cwd,
+                cwd=self.cwd,
                 env=self._all_env,
                 inherit_env=self._inherit_env,
                 scrub=self._scrub,
@@ -400,7 +388,7 @@ class SessionSpec:
         env = self._environment()
         tools = [(tool.name, tool.description, tool.schema) for tool in self._tools]
         told = (self.config.setup, tools)
-        seen = (self._argv(**self._wishes), self._cwd, sorted(env.items()), told)
+        seen = (self._argv(**self._wishes), self.cwd, sorted(env.items()), told)
         return hashlib.sha256(repr(seen).encode(errors="surrogateescape")).hexdigest()[:16]
 
     def check_fork(self) -> None:
@@ -429,74 +417,3 @@ class _Private:
         self.close = weakref.finalize(self, os.close, self.fd)
         # Each open of this path creates a new file description, so it is read from the beginning.
         self.path = f"/dev/fd/{self.fd}"
-
-
-class Startup:
-    """Specs of the running process and of the next process of one session.
-
-    They differ from the moment when the session is opened again until its process is replaced.
-    Until then the agent calls the hooks and tools of the running spec. Its ids for them may mean
-    other hooks and tools in the next spec.
-    """
-
-    def __init__(
-        self, spec: SessionSpec, lease: LeasePage | None = None, permit: Permit | None = None
-    ) -> None:
-        """Create the startup for a claimed session.
-
-        `lease`: the lease page of the session's claim; later claims have other pages. `permit`: the
-        host's check of a spec.
-        """
-        self._permit = permit
-        self.next = spec
-        # The record of the last `session.opened` event.
-        self.record = spec.record()
-        self._lease = lease
-        self.running: SessionSpec | None = None
-        # The callbacks of the process, set before the first start.
-        self.callbacks: Callbacks | None = None
-
-    def spawn(self, effect: StartProcess, on_report: OnReport) -> AgentProcess:
-        self._check()
-        self.running = self.next
-        self._call_its_own()
-        workspace = self.next.workspace(self._lease)
-        assert self.callbacks is not None
-        self.callbacks.work_in(workspace)
-        return self.next.spawn(
-            effect,
-            on_report if workspace is None else workspace.ending_with(on_report),
-            self._lease,
-        )
-
-    def _check(self) -> None:
-        """Check the spec again before each start of a process.
-
-        The session's folder may have become a link to another place since the open.
-        """
-        if self._permit is None:
-            return
-        try:
-            self._permit(self.next.record())
-        except BanksmanError:
-            raise
-        except Exception as exc:
-            hint = "close the session, and open it in an allowed folder"
-            raise Refused(f"cannot start a process of the session: {exc}", hint=hint) from exc
-
-    def replace(self, spec: SessionSpec) -> bool:
-        """Set the next spec, and return whether the running process must be replaced."""
-        before, self.next = self.next, spec
-        before.close()
-        # An equal fingerprint means that the running process already matches. Only its hooks and
-        # tools are exchanged.
-        if self.running is None or self.running.fingerprint != spec.fingerprint:
-            return self.running is not None
-        self.running = spec
-        self._call_its_own()
-        return False
-
-    def _call_its_own(self) -> None:
-        assert self.running is not None
-        assert self.callbacks is not None
-        self.callbacks.replace(self.running.hooks, self.running.server)

@@ -203,6 +203,22 @@ class LogPhase(enum.Enum):
     NEW, OPEN, CLOSING, CLOSED = range(4)
 
 
+class LogTail(Protocol):
+    """Notifications about the commits of one session, see `Log.tail`.
+
+    `seq`: the last committed seq. `is_live`: False after the session was released or deleted, or
+    the log was closed; from then on `seq` does not change.
+    """
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def is_live(self) -> bool: ...
+    def close(self) -> None:
+        """Stop the notifications. Safe to call twice."""
+        ...
+
+
 class Log(Protocol):
     """One host's handle on a store. Every method belongs to the event loop in which it was opened.
 
@@ -333,6 +349,23 @@ class Log(Protocol):
         """Return at most `limit` committed events after a seq, oldest first.
 
         `project`: passed on to the events, see `Event.body`.
+        """
+        ...
+
+    def recent(
+        self, session: str, after: int, limit: int, project: Project | None = None
+    ) -> list[Event] | None:
+        """Return the committed events after a seq from memory, without a pause.
+
+        None: the engine must read them in another way, or there are none yet. Use `read` then.
+        """
+        ...
+
+    def tail(self, session: str, wake: Callable[[], None]) -> LogTail | None:
+        """Open a tail of a session: `wake` is called at each commit.
+
+        None: other hosts may write the session, because this handle has not claimed it. Use
+        `wait_past` then. The caller closes the tail.
         """
         ...
 

@@ -43,7 +43,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from banksman.core.session.event import Entry, Project
+from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
 from banksman.store.log import (
     READ_EVENTS_MAX,
@@ -52,6 +52,7 @@ from banksman.store.log import (
     Head,
     KnownSession,
     LogPhase,
+    LogTail,
     MultiSessionPage,
     Owner,
     OwnershipListener,
@@ -247,6 +248,18 @@ class MemoryLog(GroupCommit):
             state.events(seq, last, project), (after + 1, seq - 1) if after + 1 < seq else None
         )
 
+    def recent(
+        self, session: str, after: int, limit: int, project: Project | None = None
+    ) -> list[Event] | None:
+        state = self._sessions.get(session)
+        if state is None or after >= state.seq or after + 1 < state.first:
+            return None
+        return state.events(after + 1, min(state.seq, after + limit), project)
+
+    def tail(self, session: str, wake: Callable[[], None]) -> LogTail | None:
+        state = self._sessions.get(session)
+        return None if state is None else self._tails.open(session, state.seq, wake)
+
     async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
         self._check_open()
         state = self._sessions.get(session)
@@ -355,6 +368,7 @@ class MemoryLog(GroupCommit):
         if (waiters := self._waiters.pop(session, None)) is not None:
             message = f"cannot wait for events of session {session}: it was deleted"
             waiters.fail(StoreError(message, session=session))
+        self._tails.end(session)
 
     def abandon(self) -> None:
         """Mark the log as closed.
@@ -386,6 +400,7 @@ class MemoryLog(GroupCommit):
             for session, waiters in self._waiters.items():
                 waiters.fail(StoreError("the log is closed", session=session))
             self._order_waiters.fail(StoreError("the log is closed"))
+            self._tails.end_all()
             self._waiters.clear()
             self._leases.clear()
             self._sessions.clear()

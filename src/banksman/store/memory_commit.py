@@ -19,6 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 from banksman.errors import NotOwner, StoreError
 from banksman.store.log import Done
 from banksman.store.memory_session import BEGINNING, MemorySession, Place
+from banksman.store.tails import Tails
 
 log = logging.getLogger("banksman")
 
@@ -84,6 +85,7 @@ class GroupCommit:
         # A separate mapping by id, because a task may wait for a session that does not exist yet.
         self._waiters: dict[str, PointWaiters[int]] = {}
         self._order_waiters: PointWaiters[Place] = PointWaiters()
+        self._tails = Tails()
         # The end of the commit order.
         self._end = BEGINNING
         # See `Log.counters`. `failures` stays 0, because an accepted append cannot fail to commit.
@@ -134,7 +136,9 @@ class GroupCommit:
             self._end = max(self._end, state.end)
             if (waiters := self._waiters.get(state.id)) is not None:
                 waiters.reach(state.seq)
+            self._tails.advance(state.id, state.seq)
         self._behind.clear()
+        self._tails.wake()
         self._order_waiters.reach(self._end)
         self._counters["commits"] += 1
         self._counters["commit_seconds"] += time.perf_counter() - began

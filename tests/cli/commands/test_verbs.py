@@ -93,6 +93,7 @@ def test_cli_open_prints_the_id_and_uses_the_current_folder(served: Served, tmp_
     assert opening["body"]["command"] == AGENT
 
 
+@pytest.mark.thorough
 def test_cli_ask_reads_the_prompt_from_stdin_and_opens_once(served: Served) -> None:
     for said in ("one", "two"):
         words = ("ask", "piped", "-", "--open", "claude", "--format", "quiet", "--", *AGENT)
@@ -152,6 +153,7 @@ def test_cli_ask_ctrl_c_stops_the_turn(served: Served) -> None:
     assert run(served, "ask", session, "hi").stdout == "hi\n"
 
 
+@pytest.mark.thorough
 def test_cli_ask_ctrl_c_twice_leaves_at_once(served: Served) -> None:
     served.open(name="leave")
     with begin(served, "ask", "leave", "@@on_interrupt ignored\n@@say begun\n@@hang") as asking:
@@ -195,6 +197,7 @@ def test_cli_ask_shows_a_question_and_cli_answer_answers_it(served: Served) -> N
     assert (nothing.returncode, "no question is open" in nothing.stderr) == (2, True)
 
 
+@pytest.mark.thorough
 def test_cli_ask_why_and_answer_show_a_question_in_full(served: Served) -> None:
     served.open(name="asks-code")
     given = {"description": "print the date", "code": "import shutil\nshutil.rmtree('/home')"}
@@ -242,6 +245,7 @@ def test_cli_ps_and_why_show_holder_queue_and_commands(served: Served) -> None:
     assert "also list ended commands" in run(served, "ps", "--help").stdout
 
 
+@pytest.mark.thorough
 def test_cli_why_stacks_shows_tasks_of_the_server(served: Served) -> None:
     served.open(name="stacks")
     assert "task " in run(served, "why", "--stacks").stdout
@@ -273,6 +277,7 @@ def test_cli_log_pages_and_limits(served: Served) -> None:
     assert run(served, "log", "logged", "--after", "x\r\ny", "--follow").returncode == 4
 
 
+@pytest.mark.thorough
 def test_cli_log_follow_continues_until_ctrl_c(served: Served) -> None:
     served.open(name="followed")
     with begin(served, "log", "followed", "--follow", "--json") as following:
@@ -313,6 +318,7 @@ def test_cli_escapes_terminal_sequences_of_an_agent(served: Served) -> None:
     assert "\x1b" not in run(served, "ps").stdout
 
 
+@pytest.mark.thorough
 def test_cli_log_ends_quietly_when_its_reader_has_enough(served: Served) -> None:
     served.open(name="pipe")
     run(served, "ask", "pipe", "@@stream 3000 0")
@@ -352,6 +358,7 @@ def test_cli_exits_5_in_one_line_when_stdout_cannot_be_written(served: Served, w
     assert "5 cannot write to stdout" in run(served, words[0], "--help").stdout
 
 
+@pytest.mark.thorough
 def test_cli_escapes_letters_missing_in_the_locale(served: Served) -> None:
     served.open(name="ascii")
     done = run(served, "ask", "ascii", "@@say h\u00e9 \u2026", env=environment(served, PYTHONIOENCODING="ascii"))

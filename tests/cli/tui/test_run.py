@@ -162,6 +162,7 @@ def test_run_question_is_printed_in_full_without_a_terminal(env: dict[str, str],
     assert "│   a\n│   b\n" in done.stderr
 
 
+@pytest.mark.thorough
 def test_run_question_may_stop_the_turn(env: dict[str, str], folder: Path) -> None:
     with Terminal("run", "claude", '@@ask Bash {"command": "x"}', *AGENT, env=env, cwd=folder) as terminal:
         terminal.wait_text("[i]nterrupt")
@@ -191,6 +192,7 @@ def test_run_without_a_prompt_at_a_terminal_says_both_ways(env: dict[str, str], 
         assert "on stdin" in terminal.words
 
 
+@pytest.mark.thorough
 def test_run_escapes_terminal_sequences_of_the_agent(env: dict[str, str], folder: Path) -> None:
     tool = json.dumps({"command": HOSTILE})
     prompt = f"@@say before\n@@tool_use Bash {tool}\n@@tool_result ok\n@@think {HOSTILE}\n@@say {HOSTILE}"
@@ -241,6 +243,7 @@ def test_run_on_question_flag_decides_a_question(env: dict[str, str], folder: Pa
     assert "Ctrl-C" not in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.thorough
 def test_run_timeout_stops_the_turn(env: dict[str, str], folder: Path, served: Served) -> None:
     done = piped(env, "run", "claude", "@@hang", "--timeout", "0.5", *AGENT, cwd=folder)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.store.kit import Writer, data, everything, until
 
-from banksman.cluster.log import message_codec
-from banksman.cluster.log.journal import Journal, noted_report_path
+from banksman.cluster.jetstream import ID
+from banksman.cluster.log import ClusterLog, message_codec
+from banksman.cluster.log.journal import Journal
+from banksman.cluster.log.journal_file import JournalRow, noted_report_path
 from banksman.cluster.log.journal_recovery import BlockedAppends
 from banksman.cluster.log.message_codec import MessagePart
 from banksman.cluster.log.publisher import Advance, Call, QueuedAppend
+from banksman.cluster.nats import Nats
+from banksman.cluster.store_address import parse
 from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, UPDATE
+from banksman.testing.nats_servers import Servers
 
 SUBJECT = "p.ev.s"
 EPOCH = 3
@@ -92,3 +99,36 @@ async def test_journal_keeps_lost_appends_for_recovery_and_reports_foreign_ones_
         (report,) = (tmp_path / "reports").iterdir()
         assert report == noted_report_path(journal.path, SUBJECT, EPOCH, 11)
         assert [json.loads(line)["seq"] for line in report.read_text().splitlines()] == [11, 12]
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_journal_of_a_host_that_died_before_it_deleted_a_stored_message_makes_no_report(
+    is_stored: bool, nats_one: Servers, tmp_path: Path, prefix: str
+) -> None:
+    address = parse(nats_one.store(prefix, lease=60))
+    owner = ClusterLog(address, tmp_path / "owner")
+    await owner.ready()
+    nats = Nats(address, name="test")
+    await nats.connect()
+    folder = tmp_path / "dead"
+    try:
+        writer = await Writer.claim(owner)
+        for event in (b"one", b"two", b"three"):
+            await writer.commit(event)
+        (one, two, _), _ = await nats.read(f"{prefix}-events", 2, f"{prefix}.ev.s", 3)
+        dead = Journal(folder, "h-dead")
+        id = two.headers[ID] if is_stored else "s.1.1.another"
+        await dead.put(JournalRow(two.subject, id, one.seq, two.headers[message_codec.HEADER], two.data))
+        await dead.close()  # It keeps the file, because the message is still in it.
+        heir = ClusterLog(address, folder)
+        try:
+            await heir.ready()
+            async with asyncio.timeout(30):
+                await until(lambda: not dead.path.exists())
+            assert data(await everything(heir)) == [b"one", b"two", b"three"]
+        finally:
+            await heir.close()
+        assert (folder / "reports").exists() != is_stored
+    finally:
+        await nats.close()
+        await owner.close()

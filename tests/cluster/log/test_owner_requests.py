@@ -140,6 +140,7 @@ async def test_question_wait_is_extended_by_each_working_signal(
         assert await front.bus.ask_owner("s-1", b"you", timeout=SECONDS_MAX) == b"you"
 
 
+@pytest.mark.thorough
 async def test_question_to_silent_owner_raises_unanswered_before_its_timeout(
     nats_one: Servers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from tests.core.session import toy
 from tests.core.session.ledger import Ledger, Violation, check, fold
+from tests.core.session.talk import counts_plain_frames
 
 from banksman.core.dialects.meaning import TurnOver
 from banksman.core.process_facts import (
@@ -511,6 +512,8 @@ def take(scenario: Scenario, move: Move) -> tuple[World, list[Effect]]:
     for effect in effects:
         world = _perform(scenario, world, fact, effect)
     _check_state(scenario, world, before)
+    if effects:
+        check(counts_plain_frames(session, AT), "core", "a frame without a meaning needs a step")
     return world, effects
 
 

@@ -15,7 +15,7 @@ from unittest import mock
 
 from msgspec.structs import replace
 from tests.core.session import (
-    test_conversation,
+    test_agent_conversation,
     test_crash_recovery,
     test_history,
     test_idle_process,
@@ -27,6 +27,7 @@ from tests.core.session import (
 
 from banksman.core.dialects.meaning import Replied, Thought, TurnOver
 from banksman.core.session import (
+    agent_conversation,
     agent_output,
     ask_queue,
     asks,
@@ -619,7 +620,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     "a schema is not looked at",
     idle_process,
     "must_replace",
-    test_conversation.test_changed_schema_starts_new_process,
+    test_agent_conversation.test_changed_schema_starts_new_process,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def must_replace(state: Session, turn: Turn) -> str | None:
@@ -707,17 +708,16 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 @_mutant(
     "crashes are never forgiven",
     agent_output,
-    "_counted",
+    "_on_over",
     test_idle_process.test_ask_during_backoff_is_served_after_it,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(work: Transition, over: TurnOver) -> TurnOver:
+    def on_over(work: Transition, over: TurnOver) -> None:
         crashes = work.state.crashes
-        over = right(work, over)
+        right(work, over)
         work.set(crashes=crashes)
-        return over
 
-    return counted
+    return on_over
 
 
 @_mutant(
@@ -945,23 +945,23 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 # -- the conversation ------------------------------------------------------------------------------------------------
 @_mutant(
     "conversation re-learnt after overflow",
-    agent_output,
-    "_know_conversation",
-    test_conversation.test_retired_conversation_name_is_not_learnt_again,
+    agent_conversation,
+    "learn",
+    test_agent_conversation.test_retired_conversation_name_is_not_learnt_again,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def know_conversation(work: Transition, conversation: str) -> None:
+    def learn(work: Transition, name: str) -> None:
         work.set_process(has_overflowed=False)
-        right(work, conversation)
+        right(work, name)
 
-    return know_conversation
+    return learn
 
 
 @_mutant(
     "an overflow is only an error",
-    agent_output,
-    "_notice_overflow",
-    test_conversation.test_overflow_of_small_prompt_ends_conversation_at_once,
+    agent_conversation,
+    "notice_overflow",
+    test_agent_conversation.test_overflow_of_small_prompt_ends_conversation_at_once,
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def notice_overflow(work: Transition, over: TurnOver) -> None:
@@ -972,9 +972,9 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "any overflow ends the conversation",
-    agent_output,
-    "_notice_overflow",
-    partial(test_conversation.test_overflow_of_large_prompt_is_forgiven_once, True),
+    agent_conversation,
+    "notice_overflow",
+    partial(test_agent_conversation.test_overflow_of_large_prompt_is_forgiven_once, True),
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def notice_overflow(work: Transition, over: TurnOver) -> None:
@@ -986,22 +986,22 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "a turn costs all that went before it",
-    agent_output,
-    "_counted",
-    test_conversation.test_turn_cost_is_growth_of_conversation_total,
+    agent_conversation,
+    "with_cost",
+    test_agent_conversation.test_turn_cost_is_growth_of_conversation_total,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(work: Transition, over: TurnOver) -> TurnOver:
+    def with_cost(work: Transition, over: TurnOver) -> TurnOver:
         return replace(right(work, over), cost=over.spent)
 
-    return counted
+    return with_cost
 
 
 @_mutant(
     "whoever comes after follows into another's conversation",
     process_life,
     "lose_conversation",
-    partial(test_conversation.test_next_process_does_not_resume_conversation_of_another_session, None),
+    partial(test_agent_conversation.test_next_process_does_not_resume_conversation_of_another_session, None),
 )
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def lose_conversation(work: Transition, error: Any, held: str | None) -> None:

@@ -32,6 +32,7 @@ from banksman.core.session.facts import (
 )
 from banksman.core.session.outcome import Kind, Outcome
 from banksman.core.session.permissions import Decision, Verdict
+from banksman.core.session.plain_frames import count_frames, plain_entries
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import ProcessPhase, Session
 from banksman.core.session.step import step
@@ -68,6 +69,15 @@ E = TypeVar("E", bound=Effect)
 FACTS_MAX = 1000
 
 
+def counts_plain_frames(state: Session, at: float) -> bool:
+    """Return whether frames that the driver counts without a step are those that a step only counts."""
+    plain = FramesRead(at, state.process.number, (b"plain",), ())
+    entries = plain_entries(state, plain.process, plain.lines)
+    if plain_entries(state, plain.process - 1, plain.lines) is not None:
+        return False  # A process that was replaced is not heard.
+    return entries is None or step(state, plain) == (count_frames(state, 1, at), [Append(tuple(entries))])
+
+
 class Talk:
     def __init__(self, config: Config = CONFIG, state: Session | None = None) -> None:
         self.state = Session(config=config) if state is None else state
@@ -87,6 +97,7 @@ class Talk:
             if not told:
                 break
             self.state, done = step(self.state, told.pop(0))
+            assert counts_plain_frames(self.state, self.at)
             effects += done
             if not self.is_log_slow and any(isinstance(effect, Append) for effect in done):
                 told.append(Committed(self.at, self.state.head))

@@ -10,8 +10,10 @@ from banksman.core.dialects.meaning import TurnOver
 from banksman.core.session.agent_output import QUIET_TIMES_MAX
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.effects import Append
+from banksman.core.session.event import UPDATE
 from banksman.core.session.facts import InterruptAsked
 from banksman.core.session.outcome import Kind
+from banksman.core.session.plain_frames import plain_entries
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)
 QUIET = replace(CONFIG, quiet_seconds=0.1)
@@ -44,6 +46,15 @@ def test_update_in_quiet_time_belongs_to_turn_and_restarts_wait() -> None:
     assert not talk.kinds
     talk.wait(0.02)
     assert talk.kinds == {"a": Kind.DONE}
+
+
+def test_frames_take_a_step_while_a_start_or_a_quiet_time_waits_for_them() -> None:
+    talk = Talk(QUIET)
+    talk.ask(A)
+    assert plain_entries(talk.state, talk.state.process.number, [b"text"]) is None
+    talk.begin()
+    assert plain_entries(talk.state, talk.state.process.number, [b"text"]) == [("a", UPDATE, b"text")]
+    assert plain_entries(_bounded().state, talk.state.process.number, [b"text"]) is None
 
 
 def test_quiet_time_is_bounded() -> None:

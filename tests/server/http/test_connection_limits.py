@@ -21,7 +21,7 @@ from banksman.server.http import connection
 from banksman.server.http.start_policy import StartPolicy
 from banksman.server.server_settings import ServerSettings
 from banksman.server.streams.follower import EventStreams, StreamCounts
-from banksman.server.streams.sources import SharedPages
+from banksman.server.streams.shared_pages import SharedPages
 
 pytestmark = pytest.mark.thorough
 

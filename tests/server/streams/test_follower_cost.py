@@ -25,15 +25,9 @@ from banksman.server.http.start_policy import StartPolicy
 from banksman.server.server_settings import ServerSettings
 from banksman.server.streams.event_format import StreamForm
 from banksman.server.streams.follower import EventStreams, FollowerWakeup, StreamCounts
-from banksman.server.streams.sources import (
-    PAGE_BYTES_MAX,
-    PAGE_EVENTS_MAX,
-    PAGES_BYTES_MAX,
-    Cursor,
-    EncodedPage,
-    OneSession,
-    SharedPages,
-)
+from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, EncodedPage, SharedPages
+from banksman.server.streams.sources import PAGE_BYTES_MAX, PAGE_EVENTS_MAX, Cursor, OneSession
+from banksman.store.log import Page
 from banksman.testing import fake_agent
 
 TOKEN = "a-token-of-the-tests"
@@ -161,14 +155,13 @@ async def test_followers_that_do_not_read_hold_a_page_and_a_slice_only() -> None
 
 async def test_pages_are_made_once_for_waiting_and_stopped_followers(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[str, Cursor]] = []
-    makes = OneSession.next
+    makes = OneSession._encoded  # pyright: ignore[reportPrivateUsage]
 
-    async def counted(self: OneSession, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
-        page = await makes(self, place, form)
+    def counted(self: OneSession, page: Page, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
         made.append((self.key[0], place))
-        return page
+        return makes(self, page, place, form)
 
-    monkeypatch.setattr(OneSession, "next", counted)
+    monkeypatch.setattr(OneSession, "_encoded", counted)
     async with serving() as served:
         quiet = await served.host.open("claude", command=fake_agent.command())
         session = await served.host.open("claude", command=fake_agent.command())

@@ -16,7 +16,7 @@ import pytest
 from tests.server.kit import Served, shared
 from tests.server.streams.stream_clients import NDJSON, SSE, Client, body, is_live
 from tests.server.streams.test_follower_marks import MANY, of, said
-from tests.server.streams.test_sources_pages import Reader, last_seq, streams_of
+from tests.server.streams.test_shared_pages import Reader, last_seq, streams_of
 from tests.thorough import thorough
 
 from banksman import Host

@@ -92,7 +92,9 @@ def entry_of(seq: int) -> Entry:
     """Return short entries, some that fill pages, and some that are empty, with and without a turn."""
     size = (0, 17, 300, 61, 2500, 120, 700)[seq % 7]
     data = (hashlib.sha256(b"%d" % seq).hexdigest().encode() * (size // 64 + 1))[:size]
-    return (None if seq % 3 == 0 else f"turn-{seq // 10}", "update" if seq % 2 else "sent", data)
+    # Every second append has frames of the agent only, and may wait for others before it is committed.
+    can_wait = (seq - 1) // EVENTS_PER_APPEND % 2
+    return (None if seq % 3 == 0 else f"turn-{seq // 10}", "update" if seq % 2 or can_wait else "sent", data)
 
 
 def snapshot_of(seq: int) -> bytes | None:

@@ -632,7 +632,7 @@ def test_recent_chunks_free_memory_of_dropped_sessions() -> None:
     seqs: Counter[str] = Counter()
 
     def add(session: str) -> None:
-        recent.add(AppendOperation(print, session, 1, 0, print, seqs[session], AT, lines(b"x"), None))
+        recent.add(AppendOperation(print, session, 1, 0, print, seqs[session], AT, lines(b"x"), None), 0.0)
         seqs[session] += 1
 
     for number in range(5000):
@@ -656,7 +656,7 @@ def test_recent_chunks_free_memory_of_dropped_sessions() -> None:
 def test_recent_chunks_keep_only_the_last_chunks_of_a_session() -> None:
     recent = RecentChunks()
     for seq in range(3 * CHUNKS_MAX):
-        recent.add(AppendOperation(print, "s", 1, 0, print, seq, AT, lines(b"x"), None))
+        recent.add(AppendOperation(print, "s", 1, 0, print, seq, AT, lines(b"x"), None), 0.0)
     assert len(recent._tails["s"]) == CHUNKS_MAX  # pyright: ignore[reportPrivateUsage]
     first = 2 * CHUNKS_MAX
     assert recent.read("s", first - 1, 1, None) is None

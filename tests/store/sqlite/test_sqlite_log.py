@@ -99,6 +99,44 @@ async def test_group_commit_is_one_transaction_with_one_update_per_session(path:
     await log.close()
 
 
+async def test_group_commit_refuses_only_the_append_that_does_not_fit(path: Path) -> None:
+    log = SqliteLog(path)
+    writers = [await Writer.claim(log, name) for name in "abcde"]
+    for writer in writers:
+        await writer.commit(b"before")
+    failures = log.counters()["failures"]
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for writer in writers:
+            writer.append(b"x", seq=7 if writer.session == "c" else None)
+        other.execute("ROLLBACK")
+    for writer in writers:
+        (_, answer) = await writer.answers.all()
+        assert (answer is None) is (writer.session != "c"), writer.session
+        assert log.head(writer.session).seq == (1 if writer.session == "c" else 2)
+    assert log.counters()["failures"] == failures
+    await log.close()
+
+
+async def test_group_commit_keeps_no_snapshot_of_a_refused_append(path: Path) -> None:
+    log = SqliteLog(path)
+    writers = [await Writer.claim(log, name) for name in "abc"]
+    for writer in writers:
+        await writer.commit(b"before")
+    stale = writers[2]
+    again = await Writer.claim(log, "c")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for writer in writers[:2]:
+            writer.append(b"x")
+        stale.append(snapshot=b"stale")
+        other.execute("ROLLBACK")
+    assert (await stale.answers.all())[-1] is not None
+    assert await log.snapshot("c") is None
+    assert again.epoch == log.head("c").epoch
+    await log.close()
+
+
 async def test_failed_transaction_fails_its_whole_group_until_answered(path: Path) -> None:
     log = SqliteLog(path)
     one, two = await Writer.claim(log, "one"), await Writer.claim(log, "two")
@@ -532,7 +570,7 @@ async def test_follower_of_local_writes_reads_no_disk_and_does_not_poll(path: Pa
     events = await reader
     assert asked == []
     # The events in memory equal those on the disk.
-    log._recent.drop("s")  # pyright: ignore[reportPrivateUsage]
+    log._owned._recent.drop("s")  # pyright: ignore[reportPrivateUsage]
     assert await everything(log) == events
     assert asked
     await log.close()
@@ -540,7 +578,7 @@ async def test_follower_of_local_writes_reads_no_disk_and_does_not_poll(path: Pa
 
 async def test_recent_chunks_bound_memory_across_all_sessions(path: Path) -> None:
     log = SqliteLog(path)
-    recent = log._recent  # pyright: ignore[reportPrivateUsage]
+    recent = log._owned._recent  # pyright: ignore[reportPrivateUsage]
     recent._bytes_max = 50_000  # pyright: ignore[reportPrivateUsage]
     writers = [await Writer.claim(log, name) for name in "abc"]
     for number in range(100):

@@ -50,7 +50,7 @@ from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import StoreAddress
-from banksman.core.session.event import Entry, Project
+from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import StoreError, UsageError
 from banksman.store.log import (
     NUMBER_MAX,
@@ -60,6 +60,7 @@ from banksman.store.log import (
     Head,
     KnownSession,
     LogPhase,
+    LogTail,
     MultiSessionPage,
     Owner,
     OwnershipListener,
@@ -258,6 +259,7 @@ class ClusterLog:
         await self.hosts.stop()
         await self._nats.close()
         await self._journal.close()
+        self._lines.tails.end_all()
         self._waiting.close(StoreError("the log is closed"))
         self._phase = LogPhase.CLOSED
 
@@ -408,6 +410,20 @@ class ClusterLog:
         if self._lines.owned_epoch_of(session) is None and (place is None or after >= place.last):
             place = await self._heads.look_closer(session)
         return self._directory.record(session), place
+
+    def recent(
+        self, session: str, after: int, limit: int, project: Project | None = None
+    ) -> list[Event] | None:
+        owned_epoch, record = self._lines.owned_epoch_of(session), self._directory.record(session)
+        if owned_epoch is None or record is None or after + 1 < record.first:
+            return None
+        return self._reading.recent.events(session, after + 1, limit, project) or None
+
+    def tail(self, session: str, wake: Callable[[], None]) -> LogTail | None:
+        owned_epoch = self._lines.owned_epoch_of(session)
+        if owned_epoch is None:
+            return None
+        return self._lines.tails.open(session, owned_epoch.seq, wake)
 
     async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
         """Find where a turn is in the log.

@@ -93,18 +93,28 @@ class RecentMessages:
         if piece is not None:
             self._drop(piece, len(piece.messages))
 
+    def newest(self, session: str) -> MessagePlace | None:
+        """Return the place of the newest cached message."""
+        piece = self._pieces.get(session)
+        return piece.messages[-1][0] if piece is not None and piece.messages else None
+
     def events(self, session: str, seq: int, limit: int, project: Project | None) -> list[Event]:
         """Return up to `limit` events from `seq` on; empty if `seq` is not cached."""
         piece = self._pieces.get(session)
         if piece is None or not piece.messages or seq < piece.messages[0][0].first:
             return []
+        # From the end: a follower wants the newest message, and there may be hundreds before it.
+        wanted: list[tuple[MessagePlace, MessageBody]] = []
+        for place, body, _ in reversed(piece.messages):
+            if place.last < seq:
+                break
+            wanted.append((place, body))
         made: list[Event] = []
-        for place, body, _ in piece.messages:
-            if place.last >= seq:
-                page = message_codec.events(session, place.epoch, place.first, body, project)
-                made += page[max(0, seq - place.first) :][: limit - len(made)]
-                if len(made) >= limit:
-                    break
+        for place, body in reversed(wanted):
+            page = message_codec.events(session, place.epoch, place.first, body, project)
+            made += page[max(0, seq - place.first) :][: limit - len(made)]
+            if len(made) >= limit:
+                break
         return made
 
 
@@ -161,7 +171,11 @@ class EventReader:
         self.recent.forget(session)
 
     async def find(self, session: str, seq: int, head: MessagePlace) -> int:
-        """Return the sequence of the message with this event, or of the last one before it."""
+        """Return a sequence at or before the message with this event, and close to it."""
+        newest = self.recent.newest(session)
+        if newest is not None and newest.last + 1 == seq and newest.seq < head.seq:
+            # A follower: the next message of the session has the event.
+            return newest.seq + 1
         firsts, seqs = self._anchors.get(session, ([], []))
         index = bisect_right(firsts, seq)
         low = seqs[index - 1] if index else 1

@@ -11,8 +11,9 @@ claimed the session since, the message is stored in its place. Otherwise the ser
 it becomes a report file beside the journal, for the operator. It is never appended behind the
 events of a new owner.
 
-One thread writes, with group commit. Only callers of an awaited method wait for the disk. A file
-belongs to the process that holds its lock.
+One thread writes, with group commit. All work of one pass of the event loop is one group at least.
+A deletion waits a moment for the next message. Only callers of an awaited method wait for the disk.
+A file belongs to the process that holds its lock.
 
 **Why no message is lost or stored twice.** A message is in the file before the first attempt to
 publish it, and leaves the file only after its result is known. In between a crash leaves it in the
@@ -24,62 +25,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import json
 import logging
 import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from banksman.cluster.log import message_codec
-from banksman.core.session.event import Event
+from banksman.cluster.log import journal_file
+from banksman.cluster.log.journal_file import JournalEntry, JournalRow
 from banksman.errors import StoreError
 
 log = logging.getLogger("banksman")
 
-SCHEMA = """
-create table if not exists pending (
-    number integer primary key, subject text not null, id text not null unique,
-    expected integer not null, header text not null, body blob not null
-);
-create table if not exists noted (
-    subject text not null, epoch integer not null, first integer not null, held integer not null,
-    body blob not null, primary key (subject, epoch, first)
-);
-create table if not exists store (name text not null);
-"""
-
-
-class JournalRow(NamedTuple):
-    """A message to publish behind the message with the sequence `expected`."""
-
-    subject: str
-    id: str
-    expected: int
-    header: str
-    body: bytes
-
-
-class JournalEntry(NamedTuple):
-    """Noted appends that wait behind a message: `held` events, starting at seq `first`."""
-
-    subject: str
-    epoch: int
-    first: int
-    held: int
-    body: bytes
-
-    @property
-    def last(self) -> int:
-        return self.first + self.held - 1
-
+# How long the deletion of an acknowledged message waits for other work. After a crash in this time,
+# recovery publishes the message again, and the servers deduplicate it.
+DROP_SECONDS_MAX = 0.01
 
 _Answer = Callable[[BaseException | None], None]
-_Work = tuple[Callable[[sqlite3.Connection], None], _Answer | None]
+_Work = tuple[Callable[[sqlite3.Connection], object], _Answer | None]
 
 
 class Journal:
@@ -95,7 +60,7 @@ class Journal:
         self.path = folder / f"{name}.journal"
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = _locked(self.path)
+            self._lock = journal_file.locked(self.path)
         except OSError as exc:
             hint = "pass a writable folder as journal="
             raise StoreError(
@@ -103,11 +68,41 @@ class Journal:
             ) from exc
         # The name is a random host id, so no other process can hold its lock.
         assert self._lock is not None, "a host id is unique"
-        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[list[_Work] | None] = queue.SimpleQueue()
+        # Work that the thread does not have yet. `_soon` passes it on in the next pass of the loop,
+        # `_later` after a moment.
+        self._next: list[_Work] = []
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.Handle | None = None
         # A daemon: an interpreter that exits without `close` must not wait for this thread. All
         # answered work is committed by then.
         self._thread = threading.Thread(target=self._run, name="banksman-journal", daemon=True)
         self._thread.start()
+
+    def _add(
+        self,
+        function: Callable[[sqlite3.Connection], object],
+        answer: _Answer | None = None,
+        *,
+        can_wait: bool = False,
+    ) -> None:
+        """Queue work for the thread, in the order of the calls."""
+        self._next.append((function, answer))
+        if not can_wait:
+            self._soon = self._soon or self._loop.call_soon(self._flush)
+        elif self._later is None:
+            self._later = self._loop.call_later(DROP_SECONDS_MAX, self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._later = None
+        self._flush()
+
+    def _flush(self) -> None:
+        """Pass the queued work to the thread: one wakeup for all."""
+        self._soon = None
+        if self._next:
+            self._work.put(self._next)
+            self._next = []
 
     async def put(self, row: JournalRow) -> None:
         """Write a message. When this returns, the message survives the death of this process."""
@@ -135,7 +130,7 @@ class Journal:
                 row,
             )
 
-        self._work.put((insert, answer))
+        self._add(insert, answer)
         await answered
 
     def drop(self, id: str) -> None:
@@ -143,34 +138,25 @@ class Journal:
 
         If the process dies before that, the message is only published again, under the same id.
         """
-        self._work.put(
-            (lambda db: db.execute("delete from pending where id = ?", (id,)) and None, None)
-        )
+        self._add(lambda db: db.execute("delete from pending where id = ?", (id,)), can_wait=True)
 
     def note(self, noted: JournalEntry) -> None:
         """Write appends that wait behind a message in flight, without waiting for the disk."""
         # A note is best effort. Its append has no answer yet, so no caller relies on it. If this
         # process dies before the commit, the append is lost like any unanswered one.
         assert noted.held > 0
-        self._work.put(
-            (
-                lambda db: (
-                    db.execute("insert or replace into noted values (?,?,?,?,?)", noted) and None
-                ),
-                None,
-            )
-        )
+        self._add(lambda db: db.execute("insert or replace into noted values (?,?,?,?,?)", noted))
 
     def pass_by(self, subject: str, epoch: int, last: int) -> None:
         """Delete the notes of this epoch up to the event `last`."""
         # All work goes through one queue, so this deletion follows the notes that it is about. It
         # cannot overtake them.
         assert last >= 0
-        self._work.put((lambda db: _pass_by(db, subject, epoch, last), None))
+        self._add(lambda db: journal_file.pass_by(db, subject, epoch, last))
 
     def report_noted(self, subject: str, epoch: int) -> None:
         """Move the notes of this epoch to a report file."""
-        self._work.put((lambda db: _report_noted(self.path, db, subject, epoch), None))
+        self._add(lambda db: journal_file.report_noted(self.path, db, subject, epoch))
 
     async def be_of(self, store: str) -> None:
         """Record which store this journal belongs to: journals of other stores share the folder."""
@@ -185,7 +171,7 @@ class Journal:
             if not answered.done():
                 answered.set_result(None)
 
-        self._work.put((note, answer))
+        self._add(note, answer)
         await answered
 
     async def rows(self) -> tuple[list[JournalRow], list[JournalEntry]]:
@@ -207,10 +193,10 @@ class Journal:
                 )
 
         def select(db: sqlite3.Connection) -> None:
-            rows.extend(_rows(db))
-            noted.extend(_noted(db))
+            rows.extend(journal_file.rows_of(db))
+            noted.extend(journal_file.noted_of(db))
 
-        self._work.put((select, answer))
+        self._add(select, answer)
         await found
         return rows, noted
 
@@ -221,32 +207,40 @@ class Journal:
         # name, and an existing report is kept.
         def move(db: sqlite3.Connection) -> None:
             try:
-                _report(self.path, row)
+                journal_file.report(self.path, row)
             except OSError as exc:
                 # The message stays in the journal. The rest of its group must still be committed.
                 log.warning("cannot write a report of the journal %s: %s", self.path, exc)
                 return
             db.execute("delete from pending where id = ?", (row.id,))
 
-        self._work.put((move, None))
+        self._add(move)
 
     async def close(self) -> None:
         """Stop the thread. An empty file is removed; the next host publishes the rest."""
         # The end marker is last in the queue, so all earlier work is committed before the thread
         # ends. The lock is released after that: a free lock means that the file is complete.
-        self._work.put(None)
+        self._stop()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         assert not self._thread.is_alive()
 
     def abandon(self) -> None:
         """Stop the thread without waiting for it."""
+        self._stop()
+
+    def _stop(self) -> None:
+        """Pass on the rest, and the end marker behind it."""
+        for timer in (self._soon, self._later):
+            if timer is not None:
+                timer.cancel()
+        self._flush()
         self._work.put(None)
 
     # -- in the writer thread ---------------------------------------------------------------------
     def _run(self) -> None:
         """Commit queued work in groups, until the end marker comes."""
         try:
-            db = _open(self.path)
+            db = journal_file.open_file(self.path)
         except sqlite3.Error as exc:
             # Without a journal no message may be published, so every `put` fails. The lock stays
             # held until this process ends.
@@ -262,7 +256,7 @@ class Journal:
                 if work is None:
                     is_over = True
                     break
-                group.append(work)
+                group += work
                 try:
                     work = self._work.get_nowait()
                 except queue.Empty:
@@ -297,20 +291,19 @@ class Journal:
 
     def _fail_all(self, error: BaseException) -> None:
         while (work := self._work.get()) is not None:
-            if work[1] is not None:
-                self._tell([work[1]], error)
+            self._tell([answer for _, answer in work if answer is not None], error)
 
     def _end(self, db: sqlite3.Connection) -> None:
         # If in doubt, keep the file. The next host opens it and finds nothing to publish.
         try:
-            is_empty = _is_empty(db)
+            is_empty = journal_file.is_empty(db)
         except sqlite3.Error:
             is_empty = False
         db.close()
         # Remove the files while the lock is held. Otherwise another host could lock a journal that
         # is about to vanish.
         if is_empty:
-            _remove(self.path)
+            journal_file.remove(self.path)
         if self._lock is not None:
             os.close(self._lock)
 
@@ -321,7 +314,7 @@ class LeftJournal:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self._db = _open(path)
+        self._db = journal_file.open_file(path)
 
     @property
     def store(self) -> str | None:
@@ -331,11 +324,11 @@ class LeftJournal:
     @property
     def rows(self) -> list[JournalRow]:
         """The messages, in the order in which they were written."""
-        return _rows(self._db)
+        return journal_file.rows_of(self._db)
 
     @property
     def noted(self) -> list[JournalEntry]:
-        return _noted(self._db)
+        return journal_file.noted_of(self._db)
 
     def drop(self, id: str) -> None:
         with self._db:
@@ -343,24 +336,24 @@ class LeftJournal:
 
     def report(self, row: JournalRow) -> None:
         """Move a message that cannot be published to a report file."""
-        _report(self.path, row)
+        journal_file.report(self.path, row)
         # Drop it after the report is written: a crash in between repeats the report under the same
         # name.
         self.drop(row.id)
 
     def pass_by(self, subject: str, epoch: int, last: int) -> None:
         with self._db:
-            _pass_by(self._db, subject, epoch, last)
+            journal_file.pass_by(self._db, subject, epoch, last)
 
     def report_noted(self, subject: str, epoch: int) -> None:
         with self._db:
-            _report_noted(self.path, self._db, subject, epoch)
+            journal_file.report_noted(self.path, self._db, subject, epoch)
 
     def close(self) -> None:
-        is_empty = _is_empty(self._db)
+        is_empty = journal_file.is_empty(self._db)
         self._db.close()
         if is_empty:
-            _remove(self.path)
+            journal_file.remove(self.path)
         os.close(self._lock)
 
 
@@ -376,134 +369,9 @@ def left_behind(folder: Path) -> list[LeftJournal]:
     # this process, so `flock` refuses it like that of any live host.
     for path in sorted(folder.glob("*.journal")):
         try:
-            lock = _locked(path)
+            lock = journal_file.locked(path)
             if lock is not None:
                 found.append(LeftJournal(path, lock))
         except (OSError, sqlite3.Error) as exc:
             log.warning("cannot read %s, the journal of a dead host: %s", path, exc)
     return found
-
-
-def _locked(path: Path) -> int | None:
-    """Open and lock the lock file of a journal; None if another process holds it.
-
-    `flock` belongs to the open file description. Any close of the file in this process would
-    release a POSIX record lock, but not this one. The kernel releases it when the process dies, so
-    a free lock proves that the host is dead.
-    """
-    lock_path = path.with_suffix(".lock")
-    fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
-
-
-def _rows(db: sqlite3.Connection) -> list[JournalRow]:
-    found = db.execute("select subject, id, expected, header, body from pending order by number")
-    return [JournalRow(*row) for row in found]
-
-
-def _noted(db: sqlite3.Connection) -> list[JournalEntry]:
-    return [
-        JournalEntry(*row)
-        for row in db.execute("select * from noted order by subject, epoch, first")
-    ]
-
-
-def _pass_by(db: sqlite3.Connection, subject: str, epoch: int, last: int) -> None:
-    # A message holds whole appends. So a note that begins at or before `last` is stored as a whole.
-    db.execute(
-        "delete from noted where subject = ? and epoch = ? and first <= ?", (subject, epoch, last)
-    )
-
-
-def _is_empty(db: sqlite3.Connection) -> bool:
-    (left,) = db.execute(
-        "select exists (select 1 from pending) or exists (select 1 from noted)"
-    ).fetchone()
-    return not left
-
-
-def _report(journal: Path, row: JournalRow) -> None:
-    """Write the events of one message to a report file, one line of JSON each."""
-    place = message_codec.place(0, row.header)
-    _write_report(
-        report_path(journal, row),
-        message_codec.events("", place.epoch, place.first, message_codec.decode(row.body), None),
-    )
-
-
-def _report_noted(journal: Path, db: sqlite3.Connection, subject: str, epoch: int) -> None:
-    """Write all notes of a session under this epoch to one report file."""
-    events: list[Event] = []
-    of_it = "select first, body from noted where subject = ? and epoch = ? order by first"
-    for first, body in db.execute(of_it, (subject, epoch)):
-        events += message_codec.events("", epoch, first, message_codec.decode(body), None)
-    if not events:
-        return
-    try:
-        _write_report(noted_report_path(journal, subject, epoch, events[0].seq), events)
-    except OSError as exc:
-        # The notes stay in the journal. The rest of their group must still be committed.
-        log.warning("cannot write a report of the journal %s: %s", journal, exc)
-        return
-    _pass_by(db, subject, epoch, events[-1].seq)
-
-
-def report_path(journal: Path, row: JournalRow) -> Path:
-    """Return the report file of a message."""
-    # Leave out the random end of the id. Repeated attempts of one append are one report, and the
-    # first attempt holds the most events.
-    return _report_path(journal, row.id.rpartition(".")[0])
-
-
-def noted_report_path(journal: Path, subject: str, epoch: int, first: int) -> Path:
-    """Return the report file of notes. `first`: the seq of their first event."""
-    return _report_path(journal, f"{subject.rpartition('.')[2]}.{epoch}.noted-{first}")
-
-
-def _report_path(journal: Path, name: str) -> Path:
-    return journal.parent / "reports" / f"{name}.ndjson"
-
-
-def _write_report(path: Path, events: Iterable[Event]) -> None:
-    path.parent.mkdir(exist_ok=True, mode=0o700)
-    lines: list[str] = []
-    for event in events:
-        line = {
-            "seq": event.seq,
-            "epoch": event.epoch,
-            "at": event.at,
-            "turn": event.turn,
-            "kind": event.kind,
-        }
-        lines.append(json.dumps({**line, "data": event.data.decode(errors="replace")}) + "\n")
-    # "x": a report that exists is kept. It was written by an earlier attempt, which had the same
-    # events or more.
-    with (
-        contextlib.suppress(FileExistsError),
-        open(
-            path, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)
-        ) as file,
-    ):
-        file.writelines(lines)
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, check_same_thread=False)
-    db.execute("pragma journal_mode = wal")
-    # WAL with `synchronous=normal` survives the death of this process. A power cut may lose the
-    # last commits, but it ends the agent too, and the cluster has the rest.
-    db.execute("pragma synchronous = normal")
-    db.executescript(SCHEMA)
-    return db
-
-
-def _remove(path: Path) -> None:
-    # The lock file goes last. While it exists and is locked, no other host opens the journal.
-    for suffix in (".journal", ".journal-wal", ".journal-shm", ".lock"):
-        with contextlib.suppress(OSError):
-            os.unlink(path.with_suffix(suffix))

@@ -18,15 +18,12 @@ from pathlib import Path
 from banksman.cluster.jetstream import ID, WrongLastSequence
 from banksman.cluster.log import message_codec
 from banksman.cluster.log.host_leases import HostLeases
-from banksman.cluster.log.journal import (
-    Journal,
+from banksman.cluster.log.journal import Journal, LeftJournal, left_behind, store_of
+from banksman.cluster.log.journal_file import (
     JournalEntry,
     JournalRow,
-    LeftJournal,
-    left_behind,
     noted_report_path,
     report_path,
-    store_of,
 )
 from banksman.cluster.log.message_codec import EVENTS_MAX, MessageBody, MessagePart, MessagePlace
 from banksman.cluster.log.publisher import Call, QueuedAppend
@@ -283,6 +280,22 @@ class JournalRecovery:
                 continue
             return last is not None and last.headers.get(ID) == row.id
 
+    async def _is_stored(self, row: JournalRow) -> bool:
+        """Return whether this message directly follows the one that it expects."""
+        while True:
+            try:
+                events = self._names.events
+                found, _ = await self._nats.read(events, row.expected + 1, row.subject, 1)
+                if found:
+                    return found[0].headers.get(ID) == row.id
+                # Nothing follows, or the replica lags. The leader knows.
+                last = await self._nats.last(events, row.subject)
+                if last is None or last.seq <= row.expected:
+                    return False
+            except Unreachable:
+                pass
+            await asyncio.sleep(RETRY_SECONDS)
+
     async def _put_noted(self, noted: Sequence[JournalEntry]) -> int:
         """Store the notes of one session and epoch. Returns the last event in its place."""
         assert noted, "a group has a note"
@@ -349,9 +362,9 @@ class JournalRecovery:
                     # A newly elected leader has not caught up yet.
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
-                # Another message is in its place, unless an earlier attempt of this one was stored
-                # without an ack.
-                return last is not None and last.headers.get(ID) == row.id
+                # Another message is in its place, unless an earlier attempt of this one was stored:
+                # its host died before it had the ack, or before it deleted the row.
+                return await self._is_stored(row)
             except Unreachable:
                 await asyncio.sleep(RETRY_SECONDS)
             except StoreError:

@@ -167,6 +167,11 @@ def place(seq: int, text: str) -> MessagePlace:
     )
 
 
+def is_blob_of(text: str, id: str) -> bool:
+    """Return whether a header names the blob of its own message, which has this id."""
+    return text.rpartition(" ")[2] == id
+
+
 def place_of(message: StreamMessage) -> MessagePlace:
     """Decode the header of a stored message. Raises `StoreDamaged` if the message is foreign."""
     try:

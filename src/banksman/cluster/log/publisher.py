@@ -18,11 +18,12 @@ from msgspec import Struct
 
 from banksman.cluster.jetstream import ID, WrongLastSequence
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.journal import JournalRow
+from banksman.cluster.log.journal_file import JournalRow
 from banksman.cluster.log.message_codec import MessagePart
 from banksman.cluster.log.session_ownership import OwnedEpoch, SessionOwnership
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
+from banksman.core.session.event import OUTPUT
 from banksman.errors import NotOwner, StoreDamaged, StoreError, Unreachable
 from banksman.store.log import Done
 
@@ -55,11 +56,15 @@ class QueuedAppend(WriterCall):
     expected_seq: int = 0
     part: MessagePart = field(default_factory=lambda: MessagePart(0.0, ()))
     snapshot: bytes | None = None
+    # The approximate size in bytes.
+    size: int = field(init=False)
+    # Whether all entries are frames of the agent. A caller waits for every other kind of event.
+    can_wait: bool = field(init=False)
 
-    @property
-    def size(self) -> int:
-        """The approximate size of the append in bytes."""
-        return sum(len(data) for _, _, data in self.part.entries) + len(self.snapshot or b"")
+    def __post_init__(self) -> None:
+        entries = self.part.entries
+        self.size = sum(len(data) for _, _, data in entries) + len(self.snapshot or b"")
+        self.can_wait = OUTPUT.issuperset(kind for _, kind, _ in entries)
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +139,7 @@ class Publisher(Struct, frozen=True):
         session = owned_epoch.record.id
         wait, is_put, is_sent = RETRY_SECONDS, False, False
         short_since: float | None = None
-        is_blob = message_codec.place(0, row.header).blob_name == row.id
+        is_blob = message_codec.is_blob_of(row.header, row.id)
         blobs = self.streams.names.blobs
         while True:
             # Check before every attempt. After the fence another host may own the session, and a

@@ -1,10 +1,14 @@
 """Write queue of one session: calls run in order, appends are batched, one message is in flight.
 
 All appends at the head of the queue go into one message, so a busier queue costs less per append.
-The next message holds the appends that gather while one is in flight. A message is in the journal
-before it is published. It is published until its result is known or the lease is lost
-(`publisher.py`). If that takes longer than a moment, waiting appends go to the journal too
-(`journal_recovery.py`).
+The next message holds the appends that gather while one is in flight. Frames of the agent also wait
+a few milliseconds for others. All queues of a log start together (`OperationBatch`), so that their
+messages share a write to the journal and a write to the socket. A call that somebody waits for
+starts them immediately.
+
+A message is in the journal before it is published. It is published until its result is known or the
+lease is lost (`publisher.py`). If that takes longer than a moment, waiting appends go to the
+journal too (`journal_recovery.py`).
 
 The queue decides about a call when its turn comes, and not when it is made: a claim may be ahead of
 it.
@@ -14,17 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
-
-from msgspec import Struct
 
 from banksman.cluster.log import message_codec
-from banksman.cluster.log.host_leases import HostLeases
-from banksman.cluster.log.journal import Journal, JournalRow
+from banksman.cluster.log.journal_file import JournalRow
 from banksman.cluster.log.journal_recovery import OVERDUE_SECONDS, BlockedAppends
 from banksman.cluster.log.message_codec import MessageBody, MessagePlace
 from banksman.cluster.log.publisher import (
@@ -39,46 +38,12 @@ from banksman.cluster.log.publisher import (
     QueuedRelease,
     WriterCall,
 )
-from banksman.cluster.log.session_ownership import OwnedEpoch, SessionOwnership
-from banksman.cluster.log.streams import NatsStreams, StreamNames, token
-from banksman.cluster.nats import Nats
+from banksman.cluster.log.queue_context import QueueContext, QueueStart
+from banksman.cluster.log.session_ownership import OwnedEpoch
+from banksman.cluster.log.streams import token
 from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, Unreachable
 
 log = logging.getLogger("banksman")
-
-
-class QueueListener(Protocol):
-    """Callbacks of the log, called before the caller of an append gets its answer."""
-
-    def on_stored(
-        self, session: str, place: MessagePlace, size: int, body: MessageBody
-    ) -> None: ...
-    async def after_stored(self, session: str, place: MessagePlace, size: int) -> None: ...
-    async def forget_blobs(self, session: str, before: int | None) -> None: ...
-    async def settle(self, session: str) -> None:
-        """Wait until another session of this log that is being released is released."""
-        ...
-
-    def on_owned_epoch(self, session: str, owned_epoch: OwnedEpoch | None) -> None: ...
-    def on_deleted(self, session: str) -> None: ...
-    def on_published(self, seconds: float) -> None: ...
-    def on_idle(self, session: str) -> None: ...
-    def on_failure(self) -> None: ...
-
-
-class QueueContext(Struct, frozen=True, kw_only=True):
-    """The parts that all queues of a log share."""
-
-    nats: Nats
-    streams: NatsStreams
-    ownership: SessionOwnership
-    leases: HostLeases
-    journal: Journal
-    hears: QueueListener
-
-    @property
-    def names(self) -> StreamNames:
-        return self.streams.names
 
 
 class SessionQueue:
@@ -103,18 +68,30 @@ class SessionQueue:
 
     @property
     def is_idle(self) -> bool:
-        return self._task is None
+        return self._task is None and not self._calls
 
     def put(self, call: Call) -> None:
         """Add a call to the queue."""
         self._calls.append(call)
         self._behind.note(call)
         if self._task is None:
+            is_append = isinstance(call, QueuedAppend)
+            self._with.starts.add(
+                QueueStart(self.start, call.size if is_append else 0, is_append and call.can_wait)
+            )
+
+    def start(self) -> None:
+        """Perform the waiting calls, in a later pass of the event loop."""
+        # No answer arrives inside the call that makes it, and all appends of one pass go into one
+        # message.
+        if self._task is None and self._calls:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def wait_idle(self) -> None:
-        """Wait until the queue is empty."""
-        while self._task is not None:
+        """Wait until the queue is empty. Waiting calls start immediately."""
+        while not self.is_idle:
+            self.start()
+            assert self._task is not None
             await asyncio.wait((self._task,))
 
     @property
@@ -163,14 +140,13 @@ class SessionQueue:
 
     # -- calls, one after the other ---------------------------------------------------------------
     async def _work(self) -> None:
-        """Perform the waiting calls until the queue is empty."""
-        # Start in a later pass of the event loop. So no answer arrives inside a call, and all
-        # appends of one pass go into one message.
-        await asyncio.sleep(0)
+        """Perform the waiting calls until the queue is empty, or the rest may wait for more."""
         try:
             while self._calls:
                 await self._next(self._calls[0])
                 self._doing = ()
+                if self._can_rest_wait:
+                    break
         except Exception as exc:
             log.exception("session %s: log queue failed, a bug in Banksman", self._session)
             # Answer every caller: a queue that dies silently would leave their writers waiting
@@ -179,6 +155,22 @@ class SessionQueue:
         finally:
             self._task = None
             self._with.hears.on_idle(self._session)
+        # Not after a cancellation: a stopped queue does not start again.
+        if self._calls:
+            self._with.starts.add(QueueStart(self.start, 0, can_wait=True))
+
+    @property
+    def _can_rest_wait(self) -> bool:
+        """Whether the waiting calls are frames that do not fill a message."""
+        size = events = 0
+        for call in self._calls:
+            if not isinstance(call, QueuedAppend) or not call.can_wait:
+                return False
+            size += call.size
+            events += len(call.part.entries)
+            if size >= message_codec.MESSAGE_BYTES_MAX or events >= message_codec.EVENTS_MAX:
+                return False
+        return True
 
     async def _next(self, call: Call) -> None:
         """Perform the call at the head of the queue."""
@@ -405,10 +397,10 @@ class SessionQueue:
                 snapshot, snapshot_seq = call.snapshot, seq
         body = MessageBody(parts, snapshot, snapshot_seq)
         data = message_codec.encode(body)
-        # The id ends in random bytes. An earlier message behind the same sequence may have been
-        # refused and still arrive. Under an equal id the servers would deduplicate: they would drop
-        # this message and report it as stored.
-        id = f"{token(self._session)}.{owned_epoch.epoch}.{before.seq}.{os.urandom(4).hex()}"
+        # The id ends in a nonce. An earlier message behind the same sequence may have been refused
+        # and still arrive. Under an equal id the servers would deduplicate: they would drop this
+        # message and report it as stored.
+        id = f"{token(self._session)}.{owned_epoch.epoch}.{before.seq}.{next(self._with.nonces)}"
         blob = before.blob_after
         if len(data) > message_codec.MESSAGE_BYTES_MAX:
             blob = id

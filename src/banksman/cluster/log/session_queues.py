@@ -8,7 +8,9 @@ host.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
@@ -19,12 +21,15 @@ from banksman.cluster.log.journal import Journal
 from banksman.cluster.log.maintenance import ClusterRetention, HistoryTrim
 from banksman.cluster.log.message_codec import ClusterTranscripts, MessageBody, MessagePlace
 from banksman.cluster.log.publisher import QueuedRelease
+from banksman.cluster.log.queue_context import QueueContext, start_queues
 from banksman.cluster.log.session_ownership import OwnedEpoch, SessionOwnership
-from banksman.cluster.log.session_queue import QueueContext, SessionQueue
+from banksman.cluster.log.session_queue import SessionQueue
 from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.errors import StoreError
+from banksman.store.operation_batch import OperationBatch
+from banksman.store.tails import Tails
 
 # The result is the error to raise. An exception set on a future would be lost if its task was
 # cancelled.
@@ -34,6 +39,11 @@ log = logging.getLogger("banksman")
 # How long a lease waits for the release of its current holder on this host. Two sessions could wait
 # for each other, so the wait has a limit.
 SETTLE_SECONDS_MAX = 1.0
+
+
+# Frames of the agent wait at most this long for others. It is longer than for a file: a message
+# costs the host and the servers several times the CPU of a commit.
+MESSAGE_COALESCE_SECONDS = 0.01
 
 
 class AppendWaiters:
@@ -141,6 +151,8 @@ class SessionQueues:
         trimming: HistoryTrim,
         transcripts: ClusterTranscripts,
     ) -> None:
+        # Random once for a log: a call of the kernel for each message costs more than its number.
+        nonce = os.urandom(4).hex()
         self._writing = QueueContext(
             nats=nats,
             streams=streams,
@@ -148,10 +160,15 @@ class SessionQueues:
             leases=leases,
             journal=journal,
             hears=self,
+            starts=OperationBatch(
+                asyncio.get_running_loop(), start_queues, seconds=MESSAGE_COALESCE_SECONDS
+            ),
+            nonces=(f"{nonce}{number:x}" for number in itertools.count()),
         )
         self._reading = reading
         self._heads = heads
         self._waiting = waiting
+        self.tails = Tails()
         self._retention = retention
         self._trimming = trimming
         self._transcripts = transcripts
@@ -204,6 +221,8 @@ class SessionQueues:
         self._reading.note(session, place)
         self._reading.recent.keep(session, place, body)
         self._heads.put(session, place)
+        self.tails.advance(session, place.last)
+        self.tails.wake()
 
     async def after_stored(self, session: str, place: MessagePlace, size: int) -> None:
         before = self._retention.weigh(session, place, size)
@@ -234,6 +253,7 @@ class SessionQueues:
 
     def on_owned_epoch(self, session: str, owned_epoch: OwnedEpoch | None) -> None:
         if owned_epoch is None:
+            self.tails.end(session)
             self._heads.give(session)
             self._retention.forget(session)
         else:
@@ -245,6 +265,7 @@ class SessionQueues:
             await self._transcripts.forget(session)
 
     def on_deleted(self, session: str) -> None:
+        self.tails.end(session)
         self._heads.forget(session)
         self._reading.forget(session)
         self._retention.forget(session)

@@ -2,7 +2,8 @@
 
 Each frame is tagged with the turn that is speaking. A few frames carry a meaning: the start or the
 boundary of a turn, a reply, tools, background tasks, the conversation's name, its cost or its
-overflow. `turn_end.py` ends the turns, and `questions.py` handles the agent's requests.
+overflow. `turn_end.py` ends the turns, `questions.py` handles the agent's requests, and
+`agent_conversation.py` follows the conversation.
 
 The main decision is whether a boundary belongs to the *granted* turn, the one that serves an ask.
 An agent may finish a turn that it opened unprompted while the prompt is on its way. It may also
@@ -22,7 +23,6 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
@@ -41,12 +41,21 @@ from banksman.core.dialects.meaning import (
     TurnOpened,
     TurnOver,
 )
-from banksman.core.session import ask_queue, idle_process, questions, settings, turn_end, watchdogs
+from banksman.core.session import (
+    agent_conversation,
+    ask_queue,
+    idle_process,
+    plain_frames,
+    questions,
+    settings,
+    turn_end,
+    watchdogs,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session import turn as turns
-from banksman.core.session.effects import HoldConversation, ReportReady
+from banksman.core.session.effects import ReportReady
 from banksman.core.session.facts import FramesRead, Timer
-from banksman.core.session.state import ProcessPhase, PromptNaming, Replacement, Store
+from banksman.core.session.state import ProcessPhase, PromptNaming, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
 from banksman.core.session.watchdogs import ClockName
@@ -55,12 +64,8 @@ from banksman.errors import AgentError
 HANDSHAKE = "handshake"
 # Limit on concurrent tools, and on background tasks. Only whether any exist matters.
 TASKS_MAX = 256
-# A prompt of this size alone may overflow the model; see `_notice_overflow`.
-LARGE_PROMPT_CHARACTERS = 256 << 10
 # Limit on the wait for quiet after a boundary, in multiples of `quiet_seconds`.
 QUIET_TIMES_MAX = 10
-# After this many overflows in a row the conversation is too long, not the prompt.
-OVERFLOWS_MAX = 2
 # Only a boundary says whether the turn succeeded. Without a boundary the outcome is an error.
 _UNTOLD = TurnOver(is_error=True, error="the agent finished the prompt without a result")
 
@@ -102,17 +107,8 @@ def _recites(work: Transition) -> bool:
 
 
 def _keep(work: Transition, lines: Sequence[bytes], *, recites: bool | None = None) -> None:
-    if lines and work.state.store is Store.WORKING:
-        kind = kinds.RECITED if (_recites(work) if recites is None else recites) else kinds.UPDATE
-        tag = work.speaker
-        protocol = work.state.process.protocol
-        if tag is None or protocol is None or isinstance(protocol, StatelessProtocol):
-            work.entries += [(tag, kind, line) for line in lines]
-        else:
-            # A frame of another conversation is logged without a turn.
-            work.entries += [
-                (None if protocol.is_aside(line) else tag, kind, line) for line in lines
-            ]
+    if lines:
+        work.entries += plain_frames.entries(work.state, lines, recites=recites)
 
 
 def hear(work: Transition, meaning: Meaning) -> None:
@@ -172,39 +168,14 @@ def _on_reply(work: Transition, reply: Replied) -> None:
                 work.stop_process(AgentError(f"the agent refused the handshake: {reply.error}"))
         return
     settings.on_reply(work, reply)
-    key = dict(process.unacknowledged).get(reply.request)
-    if key is None:
-        return  # Late or unknown: a reply affects only the request that it names.
-    owed = tuple(pair for pair in process.unacknowledged if pair[0] != reply.request)
-    work.set_process(unacknowledged=owed)
-    turns_there = [turn.key for turn in (work.state.own, work.state.turn) if turn is not None]
-    if key not in turns_there and not any(other == key for _, other in owed):
-        work.cancel_timer(Timer.DRAIN, key)
-    for turn in (work.state.own, work.state.turn):
-        # Some agents acknowledge an interrupt that came before they could take one, and continue.
-        # That reply proves nothing about the turn; the interrupt is sent again once the agent can
-        # take it. A reply after the boundary came too late to stop anything. A refused interrupt
-        # was not taken.
-        is_in_time = (
-            turn is not None
-            and turn.boundary is None
-            and turn.settled is None
-            and reply.error is None
-        )
-        if (
-            turn is not None
-            and turn.key == key
-            and is_in_time
-            and (turn.can_interrupt or not process.announces)
-        ):
-            work.set_turn(replace(turn, is_acknowledged=True))
+    turn_end.on_interrupt_reply(work, reply)
 
 
 # -- the turn opens ------------------------------------------------------------------------------
 def _on_opened(work: Transition, opened: TurnOpened) -> None:
     if opened.conversation is not None:
         work.set(is_adopted=False)
-        _know_conversation(work, opened.conversation)
+        agent_conversation.learn(work, opened.conversation)
     if opened.can_interrupt:
         work.set_process(announces=True)
     turn = work.state.turn
@@ -308,34 +279,17 @@ def _log_own_episode(work: Transition, boundary: TurnOver) -> None:
         turn_end.end_by_boundary(work, own, boundary)
 
 
-def know_conversation(work: Transition) -> None:
-    """Record the conversation's name, just before the agent gets a prompt that must not be lost.
-
-    Before that, the conversation holds nothing to resume. Some agents also cannot find a
-    conversation without any prompt.
-    """
-    protocol = work.state.process.protocol
-    if protocol is not None and protocol.conversation is not None:
-        _know_conversation(work, protocol.conversation)
-
-
-def _know_conversation(work: Transition, conversation: str) -> None:
-    if work.state.conversation != conversation and not work.state.process.has_overflowed:
-        work.set(conversation=conversation)
-        work.do(HoldConversation(conversation))
-        work.log(None, kinds.SESSION_CONVERSATION, conversation=conversation)
-
-
 # -- the turn ends -------------------------------------------------------------------------------
 def _on_over(work: Transition, over: TurnOver) -> None:
     state = work.state
     turn = state.turn
     if over.conversation is not None and not over.is_error:
-        _know_conversation(work, over.conversation)
+        agent_conversation.learn(work, over.conversation)
     if not over.refs or over.refs != state.process.last_over:
-        work.set_process(last_over=over.refs)
-        over = _counted(work, over)
-        _notice_overflow(work, over)
+        work.set_process(last_over=over.refs, has_served=True)
+        work.set(crashes=0)
+        over = agent_conversation.with_cost(work, over)
+        agent_conversation.notice_overflow(work, over)
     if turn is None or not _is_ours(work, over):
         _log_own_episode(work, over)
         return
@@ -392,57 +346,6 @@ def _wait_for_quiet(work: Transition) -> None:
     seconds = work.state.config.quiet_seconds
     if seconds and turn is not None and turn.quiet_until is not None and work.at < turn.quiet_until:
         work.start_timer(seconds, Timer.SETTLE, turn.key)
-
-
-def _counted(work: Transition, over: TurnOver) -> TurnOver:
-    """Add the cost of this turn to the boundary.
-
-    The agent reports the total of all turns, including the turns before a resume. So the cost of
-    the turn is the difference.
-    """
-    work.set_process(has_served=True)
-    work.set(crashes=0)
-    spent, before = over.spent, work.state.spent
-    if spent is not None:
-        work.set(spent=spent)
-    if over.cost is None and spent is not None and before is not None:
-        over = replace(over, cost=spent - before if spent >= before else spent)
-    # Otherwise the agent reports the cost of the turn itself. Or the conversation began elsewhere,
-    # and its earlier total is unknown.
-    if over.cost is not None:
-        work.set(cost=(work.state.cost or 0.0) + over.cost)
-    return over
-
-
-def _notice_overflow(work: Transition, over: TurnOver) -> None:
-    """Give up a conversation that has grown too long for the model.
-
-    A conversation that is too long fails every time. A single large prompt may be the cause
-    instead; that prompt is not sent again. If a small prompt overflows, or the next prompt too, the
-    conversation itself is too long.
-    """
-    if work.state.process.has_overflowed:
-        return
-    if not over.is_overflow:
-        if not over.is_error:
-            work.set(overflows=0)
-        return
-    overflows = work.state.overflows + 1
-    work.set(overflows=overflows)
-    turn = work.state.turn
-    prompt = () if turn is None or turn.ask is None else turn.prompt
-    size = len(prompt) if isinstance(prompt, str) else sum(len(str(block)) for block in prompt)
-    if overflows < OVERFLOWS_MAX and size >= LARGE_PROMPT_CHARACTERS:
-        return
-    work.log(
-        None,
-        kinds.SESSION_CONTEXT_LOST,
-        conversation=work.state.conversation,
-        error=over.error or "the conversation is too long for the model",
-    )
-    work.set(conversation=None, fork_of=None, spent=0.0, overflows=0)
-    work.set_process(stale=Replacement.NOW, has_overflowed=True)
-    work.do(HoldConversation(None))
 
 
 def _use_tools(work: Transition, began: tuple[str, ...] = (), ended: tuple[str, ...] = ()) -> None:

@@ -231,3 +231,16 @@ def dispensable(queue: Queue, priority: int) -> Turn | None:
     ]
     lowest = min((turn.priority for turn in below), default=None)
     return next((turn for turn in reversed(below) if turn.priority == lowest), None)
+
+
+def restart_waits(queue: Queue, at: float) -> Queue:
+    """Let the queued asks wait since `at`.
+
+    The log's times come from another clock, so the time that an ask has already waited is unknown.
+    """
+    return tuple(
+        replace(waiting, ask=replace(waiting.ask, at=at))
+        if isinstance(waiting, Turn) and waiting.ask
+        else waiting
+        for waiting in queue
+    )

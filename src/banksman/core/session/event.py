@@ -61,6 +61,8 @@ STREAM_GAP = "stream.gap"
 
 # Kinds whose data is the line itself.
 FRAMES = frozenset((UPDATE, RECITED, SENT))
+# Frames from the agent. No caller waits until one of them is stored.
+OUTPUT = frozenset((UPDATE, RECITED))
 
 Updates = list[dict[str, Any]]
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import TurnOver
 from banksman.core.session import (
-    agent_output,
+    agent_conversation,
     ask_queue,
     asks,
     idle_process,
@@ -95,7 +95,7 @@ def _write_prompt(work: Transition) -> None:
         return
     turn = replace(turn.moved(Move.WRITE), began_at=work.at)
     work.set(turn=turn, clocks=watchdogs.wound(state.config.clocks, work.at))
-    agent_output.know_conversation(work)
+    agent_conversation.learn_before_prompt(work)
     unsaid = TurnOver(refs=(turn.ref,), is_error=True)
     work.speak(turn.id, lambda protocol: protocol.prompt(turn.ref, turn.prompt), unsaid)
     work.arm_clocks(turn)

@@ -315,12 +315,17 @@ def fold(past: SessionHistory, entries: Iterable[Entry]) -> SessionHistory:
     seq = past.session.head
     entries = tuple(entries)
     if _FRAMES.issuperset(map(_kind_of, entries)):
-        seq += len(entries)  # Every token takes this path, hundreds of them in a chunk.
-        entries = ()
+        return skip(past, len(entries))
     for turn, kind, data in entries:
         seq += 1
         if kind not in _FRAMES:
             past = _fold(past, Event("", 0, seq, 0.0, turn, kind, data))
+    return skip(past, seq - past.session.head)
+
+
+def skip(past: SessionHistory, frames: int) -> SessionHistory:
+    """Append so many frames to the history."""
+    seq = past.session.head + frames
     return replace(past, session=replace(past.session, head=seq, committed=seq))
 
 

@@ -88,8 +88,7 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
             if _is_current(state, fact):
                 agent_output.read_frames(work, fact)
             if not fact.meanings:
-                # Every token takes this path: without a meaning, no other turn can have become
-                # ready.
+                # Without a meaning, no other turn can have become ready.
                 return work.done()
         case Committed(seq=seq):
             durability.commit(work, seq)

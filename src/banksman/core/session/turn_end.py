@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from banksman.core import json_schema
-from banksman.core.dialects.meaning import TurnOver
+from banksman.core.dialects.meaning import Replied, TurnOver
 from banksman.core.session import ask_queue, questions, tool_cleanup, watchdogs
 from banksman.core.session import event as kinds
 from banksman.core.session import turn as turns
@@ -93,6 +93,28 @@ def interrupt(work: Transition, turn: Turn) -> None:
         unacknowledged = (*unacknowledged, (request, turn.key))
     work.set_process(requests=process.requests + 1, unacknowledged=unacknowledged)
     work.speak(turn.id, lambda protocol: protocol.interrupt(request))
+
+
+def on_interrupt_reply(work: Transition, reply: Replied) -> None:
+    """Note that the agent has acknowledged an interrupt."""
+    process = work.state.process
+    key = dict(process.unacknowledged).get(reply.request)
+    if key is None:
+        return  # Late or unknown: a reply affects only the request that it names.
+    owed = tuple(pair for pair in process.unacknowledged if pair[0] != reply.request)
+    work.set_process(unacknowledged=owed)
+    for turn in (work.state.own, work.state.turn):
+        if turn is not None and turn.key == key:
+            # Some agents acknowledge an interrupt that came before they could take one, and
+            # continue. That reply proves nothing about the turn; the interrupt is sent again once
+            # the agent can take it. A reply after the boundary came too late to stop anything. A
+            # refused interrupt was not taken.
+            is_in_time = turn.boundary is None and turn.settled is None and reply.error is None
+            if is_in_time and (turn.can_interrupt or not process.announces):
+                work.set_turn(replace(turn, is_acknowledged=True))
+            return
+    if not any(other == key for _, other in owed):
+        work.cancel_timer(Timer.DRAIN, key)
 
 
 def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:

@@ -134,8 +134,7 @@ class StreamedRedactor:
     def entries(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Return the entries without the secrets; the same object if none has any."""
         changed = [self._entry(entry) for entry in entries]
-        is_same = all(new is old for new, old in zip(changed, entries, strict=True))
-        return self._redactor.entries(entries if is_same else changed)
+        return self._redactor.entries(entries if changed == [*entries] else changed)
 
     def _entry(self, entry: Entry) -> Entry:
         turn, kind, data = entry

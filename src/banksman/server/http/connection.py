@@ -156,6 +156,27 @@ class Connection(HttpToolsProtocol):
         self._has_said_something = False
         self._refusal: Problem | None = None
 
+    @property
+    def can_push(self) -> bool:
+        """Whether the client has read enough for `push`."""
+        running = self._running
+        return (
+            running is not None
+            and bool(running.chunked_encoding)
+            and not self.flow.write_paused
+            and not self.transport.is_closing()
+        )
+
+    def push(self, data: bytes) -> bool:
+        """Write a part of the running stream without a pause. The caller has checked `can_push`.
+
+        Returns False, and writes nothing, if the part is large. `send_slices` writes it and waits.
+        """
+        if len(data) > SLICE_BYTES:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
     # -- beginning and end ------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)

@@ -7,7 +7,6 @@ sends the bytes.
 
 from __future__ import annotations
 
-import base64
 import enum
 from typing import Any
 
@@ -51,7 +50,8 @@ def encode(event: Event, *, raw: bool, partial: bool = False) -> bytes:
             shown["frame"] = event.data.decode()
         except UnicodeDecodeError:
             shown["frame"] = event.data.decode(errors="replace")
-            shown["frame_base64"] = base64.b64encode(event.data)
+            # The encoder writes bytes as base64.
+            shown["frame_base64"] = event.data
     return _encoder.encode(shown)
 
 

@@ -2,7 +2,7 @@
 
 `Follower` is the ASGI response. `FollowerWakeup` waits for the next page, the end, or the time of a
 heartbeat. `EventStreams` is the state of all streams: their limit per client, their tokens, and the
-shutdown. `StreamCounts` counts for the metrics. `sources.py` reads the log and encodes the pages.
+shutdown. `StreamCounts` counts for the metrics. `shared_pages.py` has the pages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from banksman.server.http.auth import bearer
 from banksman.server.http.connection import Connection, send_slices
 from banksman.server.problems import Problem
 from banksman.server.streams.event_format import RETRY_MILLISECONDS, StreamForm, made, preamble
-from banksman.server.streams.sources import EncodedPage, SharedPages, StreamSource
+from banksman.server.streams.shared_pages import EncodedPage, LivePages, SharedPages, StreamSource
 
 # A stream shows one session or many.
 KINDS = ("session", "many")
@@ -81,13 +81,13 @@ class FollowerWakeup:
 
     def __enter__(self) -> FollowerWakeup:
         for end in self._ends:
-            end.add_done_callback(self._wake)
+            end.add_done_callback(self.wake)
         self._timer = self._loop.call_later(self._quiet_seconds, self._on_time)
         return self
 
     def __exit__(self, *_: object) -> None:
         for end in self._ends:
-            end.remove_done_callback(self._wake)
+            end.remove_done_callback(self.wake)
         assert self._timer is not None
         self._timer.cancel()
 
@@ -104,23 +104,41 @@ class FollowerWakeup:
         `quiet_since`: start of that time; None takes the start of this wait. The task survives if
         this wait is cancelled.
         """
+        since = self._loop.time() if quiet_since is None else quiet_since
         if task.done() or self.is_over:
             return True
-        self._since = self._loop.time() if quiet_since is None else quiet_since
-        task.add_done_callback(self._wake)
+        task.add_done_callback(self.wake)
         try:
+            # Check again after each wakeup: a page that finished just as the timer fired may have
+            # its wakeup still scheduled when the wait for the next page begins.
             while not (task.done() or self.is_over):
-                self._waiter = self._loop.create_future()
-                if not await self._waiter:
+                if not await self.pause(quiet_since=since):
                     return False
-                # Check again: a page that finished just as the timer fired may have its wakeup
-                # still scheduled when the wait for the next page begins.
             return True
         finally:
-            self._since = None
-            task.remove_done_callback(self._wake)
+            task.remove_done_callback(self.wake)
 
-    def _wake(self, _: object) -> None:
+    async def pause(self, *, quiet_since: float) -> bool:
+        """Wait until `wake` is called. The caller has checked that there is nothing to do.
+
+        Returns False if the stream was quiet for `quiet_seconds` since `quiet_since`.
+        """
+        self._since = quiet_since
+        self._waiter = self._loop.create_future()
+        try:
+            return await self._waiter
+        finally:
+            self._since = None
+
+    def restart(self) -> float:
+        """Restart the quiet time of the present pause, and return the time."""
+        now = self._loop.time()
+        if self._since is not None:
+            self._since = now
+        return now
+
+    def wake(self, _: object = None) -> None:
+        """End the present pause. Without one, nothing happens."""
         if not self._waiter.done():
             self._waiter.set_result(True)
 
@@ -137,9 +155,10 @@ class FollowerWakeup:
 # One client's stream, from its first byte to its last.
 #
 # A stream is a place in the log. It takes the page after that place, which other followers may
-# share, sends it, and continues after it. There is no queue, and no second path for new events. So
-# no event is sent twice or left out, whenever the client disconnects and wherever it resumes. A
-# quiet stream sends heartbeats, so that both sides detect a dead connection.
+# share, sends it, and continues after it. There is no queue. While a follower waits at the end, the
+# log pushes the page after its place, which is the page that it would take itself. So no event is
+# sent twice or left out, whenever the client disconnects and wherever it resumes. A quiet stream
+# sends heartbeats, so that both sides detect a dead connection.
 
 Place = TypeVar("Place", bound=Hashable)
 
@@ -235,6 +254,9 @@ class Follower(Generic[Place]):
         self._loop = asyncio.get_running_loop()
         # When data was last sent. An empty page is not visible to the client.
         self._quiet_since = self._loop.time()
+        self._live: LivePages[Place] | None = None
+        # The follower waits for a commit, so new events can be pushed.
+        self._is_waiting = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state: dict[str, Any] = scope["state"]
@@ -273,37 +295,98 @@ class Follower(Generic[Place]):
     ) -> str | None:
         """Send pages until the client is gone (None) or the server ends the stream (the reason)."""
         is_live = False
-        while True:
-            try:
-                # Checked after each page: a full page may be the last one.
-                if not is_live and await self._source.is_at_end(self._place):
-                    is_live = True
-                    head = self._source.shown(self._place)
-                    await self._write(send, made(self._form, "stream.live", head=head))
-                page = await self._next(waking, send)
-            except StoreError as exc:
-                # The session was deleted, or the log is closed or unreadable. The client gets the
-                # exact error when it reconnects.
-                return "closing" if self._streams.is_ending else exc.args[0]
-            if connection.lost.done():
-                return None
-            if page is None:
-                return "closing"
-            await self._send_page(page, send)
-            self._place = page.place
+        on_commit = functools.partial(self._on_commit, connection, waking)
+        with self._streams.pages.live(self._source, self._form, on_commit) as live:
+            self._live = live
+            while True:
+                try:
+                    # Checked after each page: a full page may be the last one. A commit that the
+                    # tail has not seen yet is pushed when it has.
+                    if not is_live and (
+                        live.is_at_end(self._place) or await self._source.is_at_end(self._place)
+                    ):
+                        is_live = True
+                        head = self._source.shown(self._place)
+                        await self._write(send, made(self._form, "stream.live", head=head))
+                    page = await self._next(waking, live, send)
+                except StoreError as exc:
+                    # The session was deleted, or the log is closed or unreadable. The client gets
+                    # the exact error when it reconnects.
+                    return "closing" if self._streams.is_ending else exc.args[0]
+                if connection.lost.done():
+                    return None
+                if page is None:
+                    return "closing"
+                await self._send_page(page, send)
+                self._place = page.place
 
-    async def _next(self, waking: FollowerWakeup, send: Send) -> EncodedPage[Place] | None:
+    async def _next(
+        self, waking: FollowerWakeup, live: LivePages[Place], send: Send
+    ) -> EncodedPage[Place] | None:
         """Return the next page, and send heartbeats until it is ready; None if the stream ends."""
+        has_waited = False
+        while live.is_at_end(self._place) and not waking.is_over:
+            has_waited = self._is_waiting = True
+            try:
+                is_quiet = not await waking.pause(quiet_since=self._quiet_since)
+            finally:
+                self._is_waiting = False
+            if is_quiet:
+                await self._heartbeat(send)
+        page = live.next(self._place)
+        if page is not None:
+            if not has_waited:
+                # A follower far behind sends page after page. Without this pause it would block
+                # the event loop for all other tasks.
+                await asyncio.sleep(0)
+            return page
         key = (self._source.key, self._form, self._place)
         make = functools.partial(self._source.next, self._place, self._form)
         with self._streams.pages.at(key, make) as making:
             while not await waking.wait(making, quiet_since=self._quiet_since):
-                head = self._source.shown(self._place)
-                await self._write(send, made(self._form, "stream.heartbeat", head=head))
+                await self._heartbeat(send)
             if not waking.is_over or making.done():
                 return making.result()
         # The server ends its streams. Send the events that exist, and wait for no others.
         return None if await self._source.is_at_end(self._place) else await make()
+
+    def _on_commit(self, connection: Connection, waking: FollowerWakeup) -> None:
+        """Push the new events to a follower that waits for them.
+
+        So a live event costs no task switch. If that is not possible, the follower wakes up and
+        sends the events.
+        """
+        if not self._is_waiting:
+            return
+        try:
+            is_pushed = self._push(connection, waking)
+        except Exception:
+            # The log calls this, and must not fail because of one follower. The follower gets the
+            # same error when it wakes up.
+            is_pushed = False
+        if not is_pushed:
+            waking.wake()
+
+    def _push(self, connection: Connection, waking: FollowerWakeup) -> bool:
+        """Push one page. Returns False if events are left."""
+        live = self._live
+        page = live.next(self._place) if live is not None and connection.can_push else None
+        if page is None:
+            return False
+        assert not page.gaps, "pages from memory have no gaps"
+        if page.data:
+            if not connection.push(page.data):
+                return False
+            # An empty page is not visible to the client, so it does not postpone the heartbeat.
+            self._quiet_since = waking.restart()
+            self._streams.counts.bytes += len(page.data)
+            self._streams.counts.events += page.events
+        self._place = page.place
+        return live is not None and live.has_all(self._place)
+
+    async def _heartbeat(self, send: Send) -> None:
+        head = self._source.shown(self._place)
+        await self._write(send, made(self._form, "stream.heartbeat", head=head))
 
     async def _send_page(self, page: EncodedPage[Place], send: Send) -> None:
         counts = self._streams.counts

@@ -1,214 +1,35 @@
-"""Sources of event streams (one session or many), and the cache of encoded pages for followers.
+"""Sources of event streams: one session by cursor, or many sessions in the store's commit order.
 
-`OneSession` and `ManySessions` make the page after a place. `SharedPages` makes each page once for
-all followers at that place. `follower.py` sends the pages.
+A source makes the page after a place, and waits while there is nothing. For a reader without frames
+a page may be empty and still advance the place. Otherwise this reader could never be seen to reach
+the end, and would scan a million frames again for each page. `shared_pages.py` makes each page once
+for all followers.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-
-from msgspec import Struct, field
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from banksman import Event
 from banksman.errors import HistoryLost
 from banksman.runtime.base_host import Host
 from banksman.server.streams.event_format import StreamForm, encode, placed, stored
-from banksman.sessions.log_reader import parse_cursor
+from banksman.server.streams.shared_pages import NO_GAPS, EncodedPage
+from banksman.sessions.readable_session import parse_cursor
 from banksman.sessions.session import Session
 from banksman.store import log as store
-from banksman.store.log import READ_EVENTS_MAX
+from banksman.store.log import READ_EVENTS_MAX, LogTail
 
-# A finished page is kept for followers that arrive a moment later. Its age is bounded, because
-# events that retention removes must not be shown for long. The total size is bounded, too.
-PAGE_SECONDS_MAX = 2.0
-PAGES_BYTES_MAX = 8 << 20
-# Size of a page besides its data. Pages without data are frequent where most frames are skipped.
-PAGE_BYTES = 1024
+# Limit of the data of a page that is made in the log's callback. One such page is kept for each
+# source with several followers.
+LIVE_BYTES_MAX = 32 << 10
 # Limits of one page. Encoding it takes a millisecond or two of the event loop. A page is sent
 # whole, so it is also the amount of data that a client can hold without reading.
 PAGE_EVENTS_MAX = 250
 PAGE_BYTES_MAX = 256 << 10
 # Limit of events that are read where frames are skipped: skipping costs almost nothing.
 SCAN_EVENTS_MAX = 1000
-
-
-# Pages of the log, encoded once for all followers at the same place.
-#
-# A follower is a place in the log. Followers at the same place need the same bytes, so these are
-# made once. The first follower starts the work, the others wait for the same result, and a follower
-# that arrives a moment later finds it in the cache.
-#
-# The events after a place never change while its history exists. So a cached page is never wrong;
-# it can only be shorter than the present log. Deleting a session clears the cache. A page that has
-# lost all its waiters is cancelled.
-
-
-Place = TypeVar("Place", bound=Hashable)
-
-
-class EncodedPage(Struct, Generic[Place], frozen=True):
-    """Encoded events, possibly none, and the place after them.
-
-    `gaps`: events that are not kept, by session: the first and the last seq.
-    """
-
-    data: bytes
-    events: int
-    place: Place
-    gaps: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-
-
-class PageTask(Generic[Place]):
-    """A page in progress or finished, with a count of its waiters.
-
-    A waiter enters the context, gets the task, and exits when it stops waiting. The last exit
-    cancels an unfinished task.
-    """
-
-    __slots__ = ("_forsake", "_waiting", "task")
-
-    def __init__(
-        self, task: asyncio.Task[EncodedPage[Place]], forsake: Callable[[PageTask[Place]], None]
-    ) -> None:
-        self.task = task
-        self._forsake = forsake
-        self._waiting = 0
-
-    def __enter__(self) -> asyncio.Task[EncodedPage[Place]]:
-        self._waiting += 1
-        return self.task
-
-    def __exit__(self, *_: object) -> None:
-        self._waiting -= 1
-        if not self._waiting and not self.task.done():
-            self.task.cancel()
-            self._forsake(self)
-
-
-class SharedPages(Generic[Place]):
-    """Cache of pages in progress and of recent pages. Owns the tasks that make them."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._making: dict[Hashable, PageTask[Place]] = {}
-        # Oldest first.
-        self._made: OrderedDict[Hashable, tuple[float, PageTask[Place]]] = OrderedDict()
-        self._bytes = 0
-        # Cancelled tasks that have not ended yet.
-        self._forsaken: set[asyncio.Task[EncodedPage[Place]]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def at(
-        self, key: Hashable, make: Callable[[], Coroutine[Any, Any, EncodedPage[Place]]]
-    ) -> PageTask[Place]:
-        """Return the page of this key, and start to make it if necessary.
-
-        Use it as `with pages.at(key, make) as task`.
-        """
-        made = self._made.get(key)
-        if made is not None and self._loop.time() - made[0] < PAGE_SECONDS_MAX:
-            return made[1]
-        making = self._making.get(key)
-        if making is None:
-            making = self._making[key] = PageTask(
-                self._loop.create_task(make()), functools.partial(self._forsake, key)
-            )
-            making.task.add_done_callback(functools.partial(self._keep, key, making))
-        return making
-
-    def _forsake(self, key: Hashable, making: PageTask[Place]) -> None:
-        """Remove a cancelled page, so that the next follower starts a new one."""
-        self._let_go(key, making)
-        self._forsaken.add(making.task)
-
-    def _let_go(self, key: Hashable, making: PageTask[Place]) -> None:
-        if self._making.get(key) is making:
-            del self._making[key]
-
-    def clear(self) -> None:
-        """Forget all pages, because a session was deleted.
-
-        Finished pages must not be shown again. Pages in progress continue for their present
-        waiters, but no other follower can find them.
-        """
-        for key in list(self._made):
-            self._drop(key)
-        self._making.clear()
-
-    def _keep(
-        self, key: Hashable, making: PageTask[Place], task: asyncio.Task[EncodedPage[Place]]
-    ) -> None:
-        """Cache a finished page, and drop the oldest pages beyond the size limit."""
-        self._forsaken.discard(task)
-        is_wanted = self._making.get(key) is making
-        self._let_go(key, making)
-        if task.cancelled() or task.exception() is not None or not is_wanted:
-            return
-        self._drop(key)
-        self._made[key] = self._loop.time(), making
-        self._bytes += PAGE_BYTES + len(task.result().data)
-        while self._made and self._bytes > PAGES_BYTES_MAX:
-            self._drop(next(iter(self._made)))
-        if self._timer is None:
-            self._timer = self._loop.call_later(PAGE_SECONDS_MAX, self._forget_old)
-
-    def _drop(self, key: Hashable) -> None:
-        found = self._made.pop(key, None)
-        if found is not None:
-            self._bytes -= PAGE_BYTES + len(found[1].task.result().data)
-
-    def _forget_old(self) -> None:
-        """Drop old pages by a timer: without new events nothing else would drop the last page."""
-        self._timer = None
-        oldest = self._loop.time() - PAGE_SECONDS_MAX
-        while self._made:
-            key, (at, _) = next(iter(self._made.items()))
-            if at > oldest:
-                # The next check is later than the oldest page's expiry: with thousands of pages a
-                # second, a timer for each would be too many.
-                self._timer = self._loop.call_at(at + 1.25 * PAGE_SECONDS_MAX, self._forget_old)
-                break
-            self._drop(key)
-
-    async def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        tasks = {*(making.task for making in self._making.values()), *self._forsaken}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        assert all(task.done() for task in self._forsaken)
-
-
-# Sources: one session by cursor, or many sessions by position in the store's commit order.
-#
-# A source makes the page after a place, and waits while there is nothing. For a reader without
-# frames a page may be empty and still advance the place. Otherwise this reader could never be seen
-# to reach the end, and would scan a million frames again for each page.
-
-
-class StreamSource(Protocol[Place]):
-    """Events of a stream. `key` distinguishes sources that show different bytes."""
-
-    @property
-    def key(self) -> Hashable: ...
-    async def next(self, place: Place, form: StreamForm) -> EncodedPage[Place]:
-        """Return the page after a place, and wait until the log has some."""
-        ...
-
-    async def is_at_end(self, place: Place) -> bool:
-        """Whether no event follows a place at this moment."""
-        ...
-
-    def shown(self, place: Place) -> str | None:
-        """Return a place in the form that clients use."""
-        ...
 
 
 class Cursor(NamedTuple):
@@ -237,7 +58,8 @@ class OneSession:
         self._partial = partial
         self._frames = frames
         self._page_events_max = PAGE_EVENTS_MAX if frames else SCAN_EVENTS_MAX
-        self.key = (session.id, session.created, raw, partial, frames)
+        self._created = session.created
+        self.key = (session.id, self._created, raw, partial, frames)
 
     async def begin(self, after: str | None) -> Cursor:
         """Validate the client's cursor and return its place.
@@ -259,17 +81,49 @@ class OneSession:
         return self._session.committed <= place.seq
 
     async def next(self, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
+        # The session may have been deleted, and another one created under its id, since the last
+        # page. A wait for the seq of the old one would not end.
+        if self._session.created != self._created:
+            raise self._lost("the session was deleted")
         # Wait first. If events exist, the wait returns immediately. If not, it saves a read in
         # another thread, which nearly every live follower would need before each event.
         await self._session.wait_past(place.seq)
         while not (page := await self._after(place)).events:
             await self._session.wait_past(place.seq)
+        return self._encoded(page, place, form)
+
+    def tail(self, place: Cursor, wake: Callable[[], None]) -> LogTail | None:
+        known = self._session.recent(place.seq - 1, 1) if place.seq else None
+        is_same = known is not None and known[0].epoch == place.epoch
+        return self._session.tail(wake) if is_same else None
+
+    def seq(self, place: Cursor) -> int:
+        return place.seq
+
+    def recent(self, place: Cursor, form: StreamForm) -> EncodedPage[Cursor] | None:
+        events = self._session.recent(place.seq, self._page_events_max)
+        if events is None:
+            return None
+        if len(events) == 1:
+            # A lone event, as an agent writes them: it needs no page around it.
+            (event,) = events
+            assert event.seq == place.seq + 1, "a page begins right after its cursor"
+            if len(event.data) > LIVE_BYTES_MAX:
+                return None
+            line = self._line(event, form)
+            end = Cursor(event.epoch, event.seq)
+            return EncodedPage(line or b"", 0 if line is None else 1, end, NO_GAPS)
+        if sum(len(event.data) for event in events) > LIVE_BYTES_MAX:
+            return None
+        return self._encoded(store.Page(events, None), place, form)
+
+    def _encoded(self, page: store.Page, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
         before = place.seq if page.gap is None else page.gap[1]
         assert page.events[0].seq == before + 1, "a page begins right after its cursor"
         data, shown, taken = _joined(self._line(event, form) for event in page.events)
         end = page.events[taken - 1]
         assert end.seq > place.seq, "a page moves forward"
-        gaps = {} if page.gap is None else {self._session.id: page.gap}
+        gaps = NO_GAPS if page.gap is None else {self._session.id: page.gap}
         return EncodedPage(data, shown, Cursor(end.epoch, end.seq), gaps)
 
     def _line(self, event: Event, form: StreamForm) -> bytes | None:
@@ -360,6 +214,17 @@ class ManySessions:
         position = page.position if taken == len(page.events) else page.events[taken - 1].position
         assert position != place, "a page moves forward"
         return EncodedPage(data, shown, position, gaps)
+
+    def tail(self, place: str | None, wake: Callable[[], None]) -> LogTail | None:
+        del place, wake
+        return None
+
+    def seq(self, place: str | None) -> int:
+        raise AssertionError("a stream of many sessions has no tail")
+
+    def recent(self, place: str | None, form: StreamForm) -> EncodedPage[str | None] | None:
+        del place, form
+        return None
 
     def _line(self, one: store.PositionedEvent, form: StreamForm) -> bytes | None:
         event = one.event

@@ -7,16 +7,17 @@ The appends of one session in one group become one compare-and-set and one inser
 sequence of appends of one writer in which each append expects to follow the one before. So only the
 first append must be compared with the stored state. If it does not fit, none of the later ones
 does. One statement compares and changes. Its condition names everything that the writer believes:
-the epoch, the seq, and that this host is the owner.
+the epoch, the seq, and that this host is the owner. The runs of several sessions share a statement.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
-from banksman.core.session.event import Entry, Event, Project
+from banksman.core.session.event import OUTPUT, Entry, Event, Project
 from banksman.errors import NotOwner
 from banksman.store.log import Done, Snapshot
 from banksman.store.memory_session import marks_of
@@ -34,6 +35,7 @@ _STAY = "SELECT 1 FROM sessions WHERE id = ? AND epoch = ? AND seq = ? AND owner
 _INSERT = (
     "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
+_kind_of = itemgetter(1)
 
 
 class AppendOperation(WriterOperation):
@@ -43,7 +45,18 @@ class AppendOperation(WriterOperation):
     code.
     """
 
-    __slots__ = ("at", "blob", "entries", "expected_seq", "size", "snapshot")
+    __slots__ = (
+        "at",
+        "blob",
+        "can_wait",
+        "entries",
+        "expected_seq",
+        "is_output",
+        "kept_at",
+        "seq",
+        "size",
+        "snapshot",
+    )
 
     def __init__(  # noqa: PLR0917
         self,
@@ -61,19 +74,30 @@ class AppendOperation(WriterOperation):
         self.expected_seq = expected_seq
         self.at = at
         self.entries = tuple(entries)
+        # The seq of the last event.
+        self.seq = expected_seq + len(self.entries)
         self.blob = packed(self.entries)
         self.snapshot = snapshot
         self.size = len(self.blob) + (len(snapshot) if snapshot else 0)
+        # When the cache got it, by the clock of the loop.
+        self.kept_at = 0.0
+        # Whether all entries are frames of the agent.
+        self.is_output = OUTPUT.issuperset(map(_kind_of, self.entries))
+        # No caller waits for a frame of the agent. Every other kind of event is waited for: an
+        # accepted prompt, an outcome, a receipt, a question.
+        self.can_wait = self.is_output
 
     def lighten(self) -> None:
         """Drop the encoded data after the commit. Readers need only the entries."""
         self.blob = b""
         self.snapshot = None
 
-    @property
-    def seq(self) -> int:
-        """The seq of the append's last event."""
-        return self.expected_seq + len(self.entries)
+
+class RunRefused(Exception):
+    """A run of several that share a statement does not fit, and it is not known which one.
+
+    The transaction must be rolled back. Performed alone, each operation gets its own error.
+    """
 
 
 class GroupedAppends:
@@ -102,47 +126,65 @@ class GroupedAppends:
 
         The caller does so before any other operation, to keep the order of the calls.
         """
-        while self._runs:
-            self._write(self._runs.popitem()[1])
+        runs = [*self._runs.values()]
+        self._runs.clear()
+        if len(runs) > 1 and all(map(_has_events, runs)):
+            self._write_all(runs)
+        else:
+            for run in runs:
+                self._write(run)
 
     def forget(self) -> None:
         """Drop the runs of a transaction that was rolled back."""
         self._runs.clear()
 
-    def _write(self, run: list[AppendOperation]) -> None:
+    def _write_all(self, runs: list[list[AppendOperation]]) -> None:
+        """Write the runs of several sessions with two statements.
+
+        Raises `RunRefused` if a run does not fit. The caller must roll back.
+        """
+        moves: list[tuple[object, ...]] = []
+        chunks: list[tuple[object, ...]] = []
+        for run in runs:
+            rows = _chunks_of(run)
+            moves.append(self._move_of(run, rows))
+            chunks += rows
+        if self._work.executemany(_MOVE, moves).rowcount != len(runs):
+            raise RunRefused
+        self._work.executemany(_INSERT, chunks)
+        for run in runs:
+            self._keep_marks(run)
+
+    def _move_of(self, run: list[AppendOperation], rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Return the parameters of `_MOVE` for a run with these rows."""
         first, last = run[0], run[-1]
-        believed = (first.session, first.epoch, first.expected_seq, self._work.host)
-        rows = [
-            (
-                append.session,
-                append.expected_seq + 1,
-                append.seq,
-                append.epoch,
-                append.at,
-                checksum(append.session, append.expected_seq + 1, append.epoch, append.blob),
-                append.blob,
-            )
-            for append in run
-            if append.entries
-        ]
+        change = (last.seq, _weight_of(rows), rows[-1][4], last.seq)
+        return (*change, first.session, first.epoch, first.expected_seq, self._work.host)
+
+    def _write(self, run: list[AppendOperation]) -> None:
+        rows = _chunks_of(run)
         execute = self._work.execute
         if rows:
-            weight = sum(len(row[-1]) + CHUNK_BYTES for row in rows)
-            fits = (
-                execute(_MOVE, (last.seq, weight, rows[-1][4], last.seq, *believed)).rowcount == 1
-            )
+            fits = execute(_MOVE, self._move_of(run, rows)).rowcount == 1
         else:
+            first = run[0]
+            believed = (first.session, first.epoch, first.expected_seq, self._work.host)
             fits = bool(execute(_STAY, believed).fetchall())
         if not fits:
             # The compare-and-set failed, so the session's row did not change and nothing was
             # inserted.
             self._refuse(run)
             return
-        self._work.connection.executemany(_INSERT, rows)
+        self._work.executemany(_INSERT, rows)
+        self._keep_marks(run)
+
+    def _keep_marks(self, run: list[AppendOperation]) -> None:
+        """Write the turns and the snapshot of a run whose chunks are written."""
         for append in run:
-            turn_table.keep(
-                self._work, append.session, marks_of(append.expected_seq + 1, append.entries)
-            )
+            if not append.is_output:
+                turn_table.keep(
+                    self._work, append.session, marks_of(append.expected_seq + 1, append.entries)
+                )
         # The snapshots of one run share a commit, so readers only ever see the last one.
         snapshots = [append for append in run if append.snapshot is not None]
         if snapshots:
@@ -166,6 +208,31 @@ class GroupedAppends:
         self._work.failures.refuse(first, error)
         for append in rest:
             self._work.failures.refuse(append, behind(append.session, append.epoch))
+
+
+def _has_events(run: list[AppendOperation]) -> bool:
+    return any(append.entries for append in run)
+
+
+def _chunks_of(run: list[AppendOperation]) -> list[tuple[Any, ...]]:
+    """Return the rows of a run's chunks."""
+    return [
+        (
+            append.session,
+            append.expected_seq + 1,
+            append.seq,
+            append.epoch,
+            append.at,
+            checksum(append.session, append.expected_seq + 1, append.epoch, append.blob),
+            append.blob,
+        )
+        for append in run
+        if append.entries
+    ]
+
+
+def _weight_of(rows: list[tuple[Any, ...]]) -> int:
+    return sum(len(row[-1]) + CHUNK_BYTES for row in rows)
 
 
 def no_owner(work: WriterContext, session: str, epoch: int) -> NotOwner | None:
@@ -205,6 +272,8 @@ def keep_snapshot(work: WriterContext, session: str, snapshot: Snapshot) -> None
 RECENT_BYTES_MAX = 16 << 20
 # Memory of an entry besides its data.
 ENTRY_BYTES = 128
+# A reader of live events is at most this far behind a commit.
+MOMENT_SECONDS = 0.1
 # Limit per session. A reader that keeps up is near the end, and the search for its place starts
 # there. A slower reader uses the index of the file.
 CHUNKS_MAX = 64
@@ -222,8 +291,9 @@ class RecentChunks:
         self._tails: OrderedDict[str, deque[AppendOperation]] = OrderedDict()
         self._weight = 0
 
-    def add(self, append: AppendOperation) -> None:
-        """Cache a committed append."""
+    def add(self, append: AppendOperation, now: float) -> None:
+        """Cache a committed append. `now`: the time of the loop."""
+        append.kept_at = now
         tail = self._tails.get(append.session)
         if tail and tail[-1].seq != append.expected_seq:
             # Another host wrote in between, so the cached chunks and this append are not
@@ -252,6 +322,13 @@ class RecentChunks:
         """
         tail = self._tails.get(session)
         return bool(tail) and tail[-1].expected_seq <= after
+
+    def is_new(self, session: str, after: int, now: float) -> bool:
+        """Whether the event after this seq was committed a moment ago. `now`: see `add`."""
+        for append in reversed(self._tails.get(session, ())):
+            if append.expected_seq <= after:
+                return now - append.kept_at < MOMENT_SECONDS
+        return False
 
     def read(
         self, session: str, after: int, limit: int, project: Project | None

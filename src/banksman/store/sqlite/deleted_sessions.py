@@ -1,7 +1,7 @@
 """Removal of the data of deleted sessions, in pieces, so that no transaction takes long.
 
-`maintenance.py` deletes the session's row and calls `begin`. `sqlite_log.py` and `writer_thread.py`
-remove the rest, piece after piece.
+`maintenance.py` deletes the session's row and calls `begin`. The event loop queues the removal of
+the rest (`queue_removal`), and `writer_thread.py` removes what is left over.
 
 A session's row decides what belongs to the session. Every query for chunks also asks for the row.
 So when the row is gone, no reader sees the chunks. The remaining chunks and turns are the *rest* of
@@ -16,8 +16,15 @@ caller restores a session that was deleted a moment ago.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
 from banksman.store.sqlite import turn_table
-from banksman.store.sqlite.operations import WriterContext
+from banksman.store.sqlite.operations import AwaitedOperation, WriterContext
+
+log = logging.getLogger("banksman")
 
 # Limits of one piece, whichever comes first: some hundredths of a second.
 PIECE_CHUNKS_MAX = 1000
@@ -64,6 +71,34 @@ def remove_some(work: WriterContext, session: str) -> bool:
         return True
     _end(work, session)
     return False
+
+
+def queue_removal(
+    session: str,
+    put: Callable[[AwaitedOperation], None],
+    goes_on: Callable[[], bool],
+    removed: asyncio.Future[None],
+) -> None:
+    """Remove the rest by operations of the writer, one per piece, queued among the others.
+
+    Runs in the event loop. `goes_on`: whether another piece may be queued. `removed`: set at the
+    end, also after a failure.
+    """
+
+    def settled(call: AwaitedOperation) -> None:
+        if call.error is None and call.value and goes_on():
+            put(AwaitedOperation(settled, function))
+            return
+        if call.error is not None:
+            # The session is deleted, which is what the caller asked for. The next host removes the
+            # remaining data.
+            message = "removal of deleted data failed: %s, the next host retries (session=%s)"
+            log.warning(message, call.error, session)
+        if not removed.done():
+            removed.set_result(None)
+
+    function = partial(remove_some, session=session)
+    put(AwaitedOperation(settled, function))
 
 
 def clear(work: WriterContext, session: str) -> None:

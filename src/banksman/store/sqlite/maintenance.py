@@ -31,6 +31,12 @@ class SqliteRetention(Struct, frozen=True):
     bytes_max: int | None = None
     seconds_max: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, bound in (("bytes_max", self.bytes_max), ("seconds_max", self.seconds_max)):
+            if bound is not None and not bound > 0:
+                message = f"{name} cannot be {bound!r}"
+                raise UsageError(message, hint="pass more than 0", **{name: bound})
+
     def __bool__(self) -> bool:
         return self.bytes_max is not None or self.seconds_max is not None
 
@@ -182,6 +188,9 @@ def restore(  # noqa: PLR0917
     snapshot: Snapshot | None,
 ) -> None:
     """Create a session from the attached spool."""
+    if snapshot is not None and not snapshot.is_beside(history.first, history.last):
+        message = f"cannot restore session {session}: the snapshot is of other events"
+        raise UsageError(message, session=session, seq=snapshot.seq)
     if work.row("SELECT 1 FROM sessions WHERE id = ?", session) is not None:
         message = f"cannot restore session {session}: it exists already"
         raise UsageError(message, hint="delete it, or use another id", session=session)

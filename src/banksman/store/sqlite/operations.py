@@ -50,6 +50,7 @@ class WriterContext:
     def __init__(self, connection: sqlite3.Connection, path: str, address: str) -> None:
         self.connection = connection
         self.execute = connection.execute
+        self.executemany = connection.executemany
         # None until the first claim: a log that only reads writes nothing.
         self.host: int | None = None
         self.failures = WriterFailures()
@@ -199,6 +200,8 @@ class Operation:
     is_alone = False
     # Bytes that the operation adds to its group. The size of a group is bounded.
     size = 0
+    # Whether the operation may wait a few milliseconds for others, see `OperationBatch`.
+    can_wait = False
 
     def __init__(self, settled: Callable[[Any], None]) -> None:
         self.error: Exception | None = None

@@ -24,7 +24,7 @@ import msgspec
 
 from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import StoreDamaged
-from banksman.store.log import Page, Snapshot
+from banksman.store.log import Page, PositionedEvent, ProjectOf, Snapshot
 from banksman.store.position import BEGINNING, Position, history_lost
 
 # Size of a chunk besides its blob: the row's other columns, and its index entry.
@@ -150,6 +150,29 @@ class PagePieces(NamedTuple):
     pieces: list[PagePiece]
     end: Position
     gaps: dict[str, int]
+
+
+def positioned(
+    pieces: Iterable[PagePiece], limit: int, project_of: ProjectOf | None
+) -> list[PositionedEvent]:
+    """Return at most `limit` events of the parts, each with its position."""
+    found: list[PositionedEvent] = []
+    for piece in pieces:
+        events = events_of(
+            piece.session,
+            piece.epoch,
+            piece.at,
+            piece.first,
+            piece.entries,
+            piece.skipped,
+            limit - len(found),
+            None if project_of is None else project_of(piece.session),
+        )
+        found += [
+            PositionedEvent(piece.after(count).text, event)
+            for count, event in enumerate(events, piece.skipped + 1)
+        ]
+    return found
 
 
 def read(

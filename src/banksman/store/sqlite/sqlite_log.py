@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from banksman.core.session.event import Entry, Project
+from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import NotOwner, StoreError, UsageError
 from banksman.store.log import (
     READ_EVENTS_MAX,
@@ -41,11 +41,11 @@ from banksman.store.log import (
     Head,
     KnownSession,
     LogPhase,
+    LogTail,
     MultiSessionPage,
     Owner,
     OwnershipListener,
     Page,
-    PositionedEvent,
     ProjectOf,
     Snapshot,
     TurnPlace,
@@ -61,13 +61,12 @@ from banksman.store.sqlite import (
     pages,
     turn_table,
 )
-from banksman.store.sqlite.append import AppendOperation, RecentChunks
+from banksman.store.sqlite.append import AppendOperation
 from banksman.store.sqlite.maintenance import Deleted, SqliteRetention
-from banksman.store.sqlite.operations import AwaitedOperation, OwnerChange, WriterOperation
+from banksman.store.sqlite.operations import OwnerChange, WriterOperation
+from banksman.store.sqlite.owned_sessions import OwnedSessions
 from banksman.store.sqlite.ownership import HeldSession, ReleaseOperation
-from banksman.store.sqlite.pages import events_of
 from banksman.store.sqlite.spool import Spool
-from banksman.store.sqlite.tail_wait import TailWaiters
 from banksman.store.sqlite.worker_threads import StoreThreads
 
 LEVELS = ("full", "normal")
@@ -101,18 +100,10 @@ class SqliteLog:
         if level not in LEVELS:
             hint = f"pass one of: {', '.join(LEVELS)}"
             raise UsageError(f"level cannot be {level!r:.60}", hint=hint, level=level)
-        for name, bound in (("bytes_max", bytes_max), ("seconds_max", seconds_max)):
-            if bound is not None and not bound > 0:
-                message = f"{name} cannot be {bound!r}"
-                raise UsageError(message, hint="pass more than 0", **{name: bound})
+        retention = SqliteRetention(bytes_max, seconds_max)
         self._loop = asyncio.get_running_loop()
         self.path = open_file.checked_path(path)
         self._phase = LogPhase.OPEN
-        # The sessions that this handle has claimed: no other host can write or delete them. A
-        # session that is missing here may still belong to this host. The log then serves it like
-        # any other session, without the fast path.
-        self._owned: dict[str, HeldSession] = {}
-        self._recent = RecentChunks()
         # Number of the last failure that a writer has received. See `operations.py`.
         self._told = 0
         # The histories that `restore` is copying into the store.
@@ -125,10 +116,11 @@ class SqliteLog:
             self,
             level=level,
             address=address or socket.gethostname(),
-            retention=SqliteRetention(bytes_max, seconds_max),
+            retention=retention,
         )
         self._look = self._bridge.look
-        self._waiting = TailWaiters(self._look, self._owned)
+        self._owned = OwnedSessions(self._look)
+        self._waiting = self._owned.waiting
         # In-memory index of turns, for a read-only file whose index table cannot be completed.
         self._turns = TurnIndexes(self.read)
 
@@ -155,10 +147,7 @@ class SqliteLog:
         return held.epoch
 
     def _on_claimed(self, session: str, held: HeldSession, is_wanted: bool) -> None:
-        self._owned[session] = held
-        # From here on the watch skips the session, because only this host writes it. So the waiters
-        # must see everything that other hosts committed until now.
-        self._waiting.on_placed(session, held.seq, held.number)
+        self._owned.add(session, held)
         if not is_wanted:
             self.release(session, held.epoch)
 
@@ -173,19 +162,8 @@ class SqliteLog:
     def release(self, session: str, epoch: int) -> None:
         if self._phase is not LogPhase.OPEN:
             return
-        self._disown(session, epoch)
+        self._owned.drop(session, epoch)
         self._bridge.put(ReleaseOperation(session, epoch))
-
-    def _disown(self, session: str, epoch: int) -> None:
-        """Drop the fast path of a session that other hosts may write now.
-
-        A session that was claimed again under a higher epoch stays.
-        """
-        held = self._owned.get(session)
-        if held is not None and held.epoch <= epoch:
-            del self._owned[session]
-            self._recent.drop(session)
-            self._waiting.on_released(session)
 
     def lease(self, session: str, epoch: int, name: str | None, done: Done) -> None:
         check_text(name)
@@ -250,9 +228,6 @@ class SqliteLog:
         try:
             history = await asyncio.to_thread(spool.fill, session, chunks)
             self._check_open()
-            if snapshot is not None and not snapshot.is_beside(history.first, history.last):
-                message = f"cannot restore session {session}: the snapshot is of other events"
-                raise UsageError(message, session=session, seq=snapshot.seq)
             function = partial(
                 maintenance.restore,
                 session=session,
@@ -277,13 +252,8 @@ class SqliteLog:
         check_after(session, after)
         limit = checked_limit(limit)
         self._check_open()
-        events = self._recent.read(session, after, limit, project)
-        # Events that any host has trimmed are not returned, even if they are still in memory: all
-        # readers see the same log.
-        if events is not None and (
-            self._recent.is_newest(session, after)
-            or self._look.place(session).head.first <= after + 1
-        ):
+        events = self._owned.recent(session, after, limit, project, is_live=False)
+        if events is not None:
             # A reader far behind reads page after page. Without this pause it would block the event
             # loop for all other tasks.
             await asyncio.sleep(0)
@@ -292,6 +262,16 @@ class SqliteLog:
         return await self._bridge.ask(
             partial(pages.read, session=session, after=after, limit=limit, project=project)
         )
+
+    def recent(
+        self, session: str, after: int, limit: int, project: Project | None = None
+    ) -> list[Event] | None:
+        if self._phase is not LogPhase.OPEN or session not in self._owned:
+            return None
+        return self._owned.recent(session, after, limit, project, is_live=True)
+
+    def tail(self, session: str, wake: Callable[[], None]) -> LogTail | None:
+        return self._owned.tail(session, wake)
 
     async def find_turn(self, session: str, turn: str) -> TurnPlace | None:
         """Find a turn, see `Log.find_turn`.
@@ -340,23 +320,7 @@ class SqliteLog:
             partial(pages.read_many, after=position, limit=limit, sessions=wanted)
         )
         # Done here and not in the reader thread: `project_of` belongs to the event loop.
-        placed: list[PositionedEvent] = []
-        for piece in found.pieces:
-            project = None if project_of is None else project_of(piece.session)
-            events = events_of(
-                piece.session,
-                piece.epoch,
-                piece.at,
-                piece.first,
-                piece.entries,
-                piece.skipped,
-                limit - len(placed),
-                project,
-            )
-            placed += [
-                PositionedEvent(piece.after(count).text, event)
-                for count, event in enumerate(events, piece.skipped + 1)
-            ]
+        placed = pages.positioned(found.pieces, limit, project_of)
         return MultiSessionPage(placed or (), found.end.text, found.gaps)
 
     async def wait_past_position(self, position: str) -> None:
@@ -402,38 +366,16 @@ class SqliteLog:
         self._check_open()
 
         def deleted(gone: Deleted | None, _: bool) -> None:
-            self._owned.pop(session, None)
-            self._recent.drop(session)
-            if gone is not None:
-                self._waiting.on_deleted(session, gone.number)
-                # Waiters for a future session of this id wait for a creation by any host. They need
-                # the watch.
-                self._waiting.on_released(session)
-                if gone.has_rest:
-                    self._remove_rest(session, removed)
+            self._owned.on_deleted(session, None if gone is None else gone.number)
+            if gone is not None and gone.has_rest:
+                deleted_sessions.queue_removal(
+                    session, self._bridge.put, lambda: self._phase is LogPhase.OPEN, removed
+                )
 
         removed: asyncio.Future[None] = self._loop.create_future()
         gone = await self._bridge.call(partial(maintenance.delete, session=session), then=deleted)
         if gone is not None and gone.has_rest:
             await removed
-
-    def _remove_rest(self, session: str, removed: asyncio.Future[None]) -> None:
-        """Remove the deleted session's data in pieces, queued with other operations."""
-
-        def settled(call: AwaitedOperation) -> None:
-            if call.error is None and call.value and self._phase is LogPhase.OPEN:
-                self._bridge.put(AwaitedOperation(settled, function))
-                return
-            if call.error is not None:
-                # The session is deleted, which is what the caller asked for. The next host removes
-                # the remaining data.
-                message = "removal of deleted data failed: %s, the next host retries (session=%s)"
-                log.warning(message, call.error, session)
-            if not removed.done():
-                removed.set_result(None)
-
-        function = partial(deleted_sessions.remove_some, session=session)
-        self._bridge.put(AwaitedOperation(settled, function))
 
     def abandon(self) -> None:
         # This also covers a close in progress: a closed event loop receives no end of it.
@@ -473,12 +415,7 @@ class SqliteLog:
 
     def _on_appended(self, append: AppendOperation) -> None:
         if append.error is None and append.entries:
-            append.lighten()
-            held = self._owned.get(append.session)
-            if held is not None:
-                held.seq = append.seq
-                self._recent.add(append)
-            self._waiting.on_committed(append.session, append.seq)
+            self._owned.on_appended(append)
         self._on_told(append)
 
     def _on_told(self, call: WriterOperation) -> None:
@@ -486,12 +423,8 @@ class SqliteLog:
         self._told = max(self._told, call.failure)
         error: Any = call.error
         if isinstance(error, NotOwner) and call.is_of_owner:
-            self._disown(call.session, call.epoch)
-        try:
-            call.done(error)
-        except Exception:
-            # This is a bug of one writer. The other writers still need their completions.
-            log.exception("callback of a writer failed (session=%s)", call.session)
+            self._owned.drop(call.session, call.epoch)
+        _complete(call.session, call.done, error)
 
     # -- closing ----------------------------------------------------------------------------------
     def _check_open(self) -> None:
@@ -511,7 +444,7 @@ class SqliteLog:
         if self._phase is LogPhase.OPEN:
             return False
         error = StoreError("the log is closed", session=session)
-        answer = partial(self._on_told, _Late(session, done, error))
+        answer = partial(_complete, session, done, error)
         if self._phase is LogPhase.CLOSING:
             self._late.append(answer)
         else:
@@ -520,8 +453,7 @@ class SqliteLog:
 
     def on_ended(self) -> None:
         # Not earlier: events that were in flight at the close must still wake their waiters first.
-        self._waiting.close(StoreError("the log is closed"))
-        self._owned.clear()
+        self._owned.close(StoreError("the log is closed"))
         self._phase = LogPhase.CLOSED
         for answer in self._late:
             answer()
@@ -529,13 +461,9 @@ class SqliteLog:
         self._closed.set_result(None)
 
 
-class _Late(WriterOperation):
-    """A writer's call that came after the close began."""
-
-    def __init__(self, session: str, done: Done, error: StoreError) -> None:
-        super().__init__(_ignore, session, 0, 0, done)
-        self.error = error
-
-
-def _ignore(_: object) -> None:
-    pass
+def _complete(session: str, done: Done, error: StoreError | NotOwner | None) -> None:
+    try:
+        done(error)
+    except Exception:
+        # This is a bug of one writer. The other writers still need their completions.
+        log.exception("callback of a writer failed (session=%s)", session)

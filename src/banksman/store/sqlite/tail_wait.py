@@ -24,6 +24,7 @@ from banksman.store.log import Head, KnownSession, Owner
 from banksman.store.sqlite.host_locks import HostLocks, HostProcess, is_there
 from banksman.store.sqlite.ownership import HeldSession
 from banksman.store.sqlite.sqlite_errors import translate
+from banksman.store.tails import Tails
 
 # Queries of the event loop's own thread: single rows by an index, and lists of sessions.
 #
@@ -194,12 +195,14 @@ class TailWaiters:
         # A separate mapping by id, because a task may wait for a session that does not exist yet.
         self._sessions: dict[str, _Waiters] = {}
         self._positions: dict[_Waiter, int] = {}
+        self.tails = Tails()
         self._timer: asyncio.TimerHandle | None = None
         # Result of the last poll: the change number, the newest chunk, and the number of deletions.
         self._seen = (0, 0, 0)
 
     def __len__(self) -> int:
-        return sum(len(waiters) for waiters in self._sessions.values()) + len(self._positions)
+        waiting = sum(len(waiters) for waiters in self._sessions.values())
+        return waiting + len(self._positions) + len(self.tails)
 
     async def wait_past(self, session: str, seq: int, *, is_known: bool) -> None:
         """Wait until the session has an event after `seq`, see `Log.wait_past`."""
@@ -258,6 +261,7 @@ class TailWaiters:
     # -- wake-ups ---------------------------------------------------------------------------------
     def on_committed(self, session: str, seq: int) -> None:
         """Wake the waiters that an event with this seq satisfies."""
+        self.tails.advance(session, seq)
         for future, (past, _) in self._sessions.get(session, _NOBODY).items():
             if past < seq and not future.done():
                 future.set_result(None)
@@ -269,9 +273,11 @@ class TailWaiters:
         """
         self._tell_former(session, number)
         self.on_committed(session, seq)
+        self.tails.wake()
 
     def on_group(self) -> None:
-        """Wake the waiters by position after a commit of this host."""
+        """Wake the tails, and the waiters by position, after a commit of this host."""
+        self.tails.wake()
         if self._positions:
             try:
                 self._on_newest(self._look.newest_chunk())
@@ -283,6 +289,7 @@ class TailWaiters:
 
         If another host has taken over the session, it may already have written.
         """
+        self.tails.end(session)
         if session not in self._sessions:
             return
         try:
@@ -318,6 +325,7 @@ class TailWaiters:
         for future in [*futures, *self._positions]:
             if not future.done():
                 future.set_result(error)
+        self.tails.end_all()
 
     # -- polling for commits of other hosts -------------------------------------------------------
     def _watch(self) -> bool:

@@ -1,7 +1,7 @@
 """Reader thread of the store, and the bridge between its two threads and the event loop.
 
 `StoreThreads`, the bridge, opens the store, starts both threads, and settles their results in the
-loop. The writer thread is in `writer_thread.py`.
+loop. It collects operations (`operation_batch.py`) for the writer thread (`writer_thread.py`).
 
 The reader thread reads and decodes histories, so that the event loop waits neither for the disk nor
 for the decoding. One reader is enough: a page takes a fraction of a millisecond, most of it in
@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from banksman.errors import BanksmanError, StoreError
+from banksman.store.operation_batch import OperationBatch
 from banksman.store.sqlite import open_file
 from banksman.store.sqlite.maintenance import SqliteRetention
 from banksman.store.sqlite.operations import AwaitedOperation, Operation, WriterContext
@@ -174,7 +175,8 @@ class StoreThreads:
             path=path,
             hand_over=partial(_hand_over, self._loop, this, StoreThreads._on_read),
         )
-        self.put = self._writer.put
+        self._batch = OperationBatch(self._loop, self._writer.put)
+        self.put = self._batch.add
         self._lost = weakref.finalize(self, _stop, self._writer, self._reader)
         # Not at interpreter exit: an exit handler that closes the log may run after this finalizer.
         # If none does, the exit counts as a crash.
@@ -261,13 +263,13 @@ class StoreThreads:
             for operation in group:
                 settled += 1
                 operation.settled(operation)
-            self._hears.on_group()
         finally:
             # This also runs when a callback raised a KeyboardInterrupt. The other operations still
-            # need their completions.
+            # need their completions, and the readers of the settled ones their wakeup.
             if settled < len(group):
                 self._unsettled[:0] = group[settled:]
                 self._loop.call_soon(self._settle)
+            self._hears.on_group()
 
     def stop(self) -> None:
         """End the threads after all queued work.
@@ -275,6 +277,7 @@ class StoreThreads:
         This does not use the finalizer, which is dead at exit.
         """
         if self._lost.detach() is not None:
+            self._batch.flush()
             _stop(self._writer, self._reader)
 
     def abandon(self) -> None:

@@ -4,13 +4,15 @@ The upkeep is retention, removal of deleted data, truncation of the write-ahead 
 of failed releases.
 
 A commit costs the same for one append as for fifty. So while one commit is in progress, the next
-group of operations from all sessions collects in the queue. No operation waits for a timer. A group
-has a size limit, so that a small append does not wait behind a flood of others.
+group of operations from all sessions collects in the queue. A group has a size limit, so that a
+small append does not wait behind a flood of others. Nothing waits here for a timer; frames of the
+agent may have waited a few milliseconds in the event loop (`OperationBatch`).
 
 If the store fails (disk full, a lock, a disk fault), the whole group is rolled back, and each
 operation completes with the error. An operation that was refused anyway keeps its own reason. If an
 operation raises an unexpected exception, the others must not fail with it. The thread rolls back
-and performs each operation again in a separate transaction, so that only the faulty one fails.
+and performs each operation again in a separate transaction, so that only the faulty one fails. It
+does the same if one of the appends that share a statement must be refused.
 
 The thread is a daemon. It ends cleanly by `stop`, which the log's close and its finalizer call. A
 program may exit without either, and then the thread must not block the exit. The interpreter stops
@@ -32,7 +34,7 @@ from typing import NamedTuple
 
 from banksman.errors import StoreError, StoreReadOnly
 from banksman.store.sqlite import deleted_sessions, maintenance, open_file, ownership, spool
-from banksman.store.sqlite.append import AppendOperation, GroupedAppends
+from banksman.store.sqlite.append import AppendOperation, GroupedAppends, RunRefused
 from banksman.store.sqlite.maintenance import SqliteRetention
 from banksman.store.sqlite.open_file import StoreFiles
 from banksman.store.sqlite.operations import Operation, WriterContext
@@ -100,8 +102,10 @@ class WriterThread:
         # The earliest time of the next truncation of the write-ahead log. Each attempt may make
         # other connections wait.
         self._tidy_after = 0.0
-        self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
-        self.put: Callable[[Operation], None] = self._queue.put
+        # Batches of operations; an empty one ends the thread.
+        self._queue: queue.SimpleQueue[list[Operation]] = queue.SimpleQueue()
+        self._rest: list[Operation] = []
+        self.put: Callable[[list[Operation]], None] = self._queue.put
         self.thread = threading.Thread(target=self._run, name="banksman-store", daemon=True)
 
     def start(self) -> None:
@@ -112,7 +116,7 @@ class WriterThread:
 
         The last group that is handed over is empty.
         """
-        self._queue.put(None)
+        self._queue.put([])
 
     def _run(self) -> None:
         if self._is_writable:
@@ -125,6 +129,7 @@ class WriterThread:
                 self._perform(group)
                 self._keep_up(group)
                 self._hand_over(group)
+                self._stay_seen()
                 self._remove_rest()
             elif not is_last:
                 self._make_up()
@@ -137,21 +142,26 @@ class WriterThread:
         The group holds all queued operations up to the limits. It is empty only at the end, or when
         the timeout for pending retries has passed.
         """
+        is_owing = self._work.is_tidy_due or bool(self._work.unreleased)
+        if not self._rest:
+            try:
+                self._rest = self._queue.get(timeout=AGAIN_SECONDS if is_owing else None)
+            except queue.Empty:
+                return [], False
         group: list[Operation] = []
         size = 0
-        is_owing = self._work.is_tidy_due or bool(self._work.unreleased)
-        try:
-            operation = self._queue.get(timeout=AGAIN_SECONDS if is_owing else None)
-        except queue.Empty:
-            return group, False
-        while operation is not None:
-            group.append(operation)
-            size += operation.size
-            if size > GROUP_BYTES_MAX or len(group) >= GROUP_OPERATIONS_MAX or operation.is_alone:
-                return group, False
+        while self._rest:
+            for taken, operation in enumerate(self._rest, 1):
+                group.append(operation)
+                size += operation.size
+                is_full = size > GROUP_BYTES_MAX or len(group) >= GROUP_OPERATIONS_MAX
+                if is_full or operation.is_alone:
+                    self._rest = self._rest[taken:]
+                    return group, False
             try:
-                operation = self._queue.get_nowait()
+                self._rest = self._queue.get_nowait()
             except queue.Empty:
+                self._rest = []
                 return group, False
         return group, True
 
@@ -177,8 +187,8 @@ class WriterThread:
             for operation in group:
                 operation.fail(self._work, translated)
             return
-        # The exception is a bug in one operation. Undo the failures that this attempt recorded, and
-        # find the faulty operation by performing each one alone.
+        # One operation has a bug, or is an append that must be refused. Undo the failures that this
+        # attempt recorded, and find that operation by performing each one alone.
         self._work.failures.return_to(failures)
         for operation in group:
             operation.forget()
@@ -190,6 +200,8 @@ class WriterThread:
         try:
             with group[0].around(self._work):
                 self._transact(group)
+        except RunRefused as exc:
+            return exc  # The store has not failed.
         except Exception as exc:
             self.written = self.written._replace(failures=self.written.failures + 1)
             return exc
@@ -295,7 +307,6 @@ class WriterThread:
         No exception leaves this method. Otherwise the thread would end with an uncompleted group.
         """
         try:
-            self._work.stay_seen()
             if self._retention and self._is_writable:
                 self._retain(
                     {
@@ -312,6 +323,14 @@ class WriterThread:
                 self._path,
                 exc,
             )
+
+    def _stay_seen(self) -> None:
+        """Take the lock by which other hosts see this host, in case the program has dropped it."""
+        try:
+            self._work.stay_seen()
+        except Exception as exc:
+            message = "host lock not renewed, trying again after a later write: %r (store=%s)"
+            log.warning(message, exc, self._path)
 
     def _retain(self, sessions: dict[str, None]) -> None:
         now = time.time()

@@ -23,7 +23,7 @@ message carry its `messageId`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -63,6 +63,13 @@ def project(line: bytes) -> list[Update]:
     """Translate a frame to session updates: none, one or several. Never raises."""
     if _is_delta(line):
         return []
+    if line.startswith(_SPOKEN):
+        try:
+            said = _spoken_decoder.decode(line).message
+        except UNDECODABLE:
+            pass  # Another kind of block, several blocks, or text that must be repaired.
+        else:
+            return _chunk("agent_message_chunk", said.content[0].text, said.id)
     frame = mapping(decoded(line))
     match frame.get("type"):
         case "assistant":
@@ -84,6 +91,10 @@ def project(line: bytes) -> list[Update]:
             return []
 
 
+_TYPE = b'{"type":"'
+_DELTA = b'{"type":"stream_event"'
+
+
 class _Typed(msgspec.Struct, gc=False):
     type: str = ""
 
@@ -91,11 +102,37 @@ class _Typed(msgspec.Struct, gc=False):
 _type_decoder = msgspec.json.Decoder(_Typed)
 
 
+# A message of one text, which is what nearly every `assistant` frame is. To decode it with its type
+# takes a third of the time.
+_SPOKEN = b'{"type":"assistant"'
+
+
+class _Text(msgspec.Struct, gc=False):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(msgspec.Struct, gc=False):
+    content: tuple[_Text]
+    id: str | None = None
+
+
+class _SpokenFrame(msgspec.Struct, gc=False):
+    type: Literal["assistant"]
+    message: _Message
+
+
+_spoken_decoder = msgspec.json.Decoder(_SpokenFrame)
+
+
 def _is_delta(line: bytes) -> bool:
     """Return whether a frame is a delta, by decoding only its type.
 
-    Most frames of any turn are deltas, and `project` ignores them.
+    Most frames of any turn are deltas, and `project` ignores them. The agent writes the type first.
+    A frame that begins with another type is decoded by the caller anyway.
     """
+    if line.startswith(_TYPE) and not line.startswith(_DELTA):
+        return False
     try:
         return _type_decoder.decode(line).type == "stream_event"
     except UNDECODABLE:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from tests.server.streams.stream_clients import SSE, Received, is_live
 
-from banksman import Host, Session
-from banksman.server.streams import sources as pages_module
+from banksman import Event, Host, Session
+from banksman.server.streams import shared_pages
 from banksman.server.streams.event_format import StreamForm
 from banksman.server.streams.follower import EventStreams, Follower, FollowerWakeup, StreamCounts
-from banksman.server.streams.sources import PAGES_BYTES_MAX, Cursor, EncodedPage, ManySessions, OneSession, SharedPages
+from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, EncodedPage, SharedPages
+from banksman.server.streams.sources import Cursor, ManySessions, OneSession
 from banksman.testing import checks, fake_agent
 from banksman.testing.checks import Message, Visit
 
@@ -26,10 +27,9 @@ class Counted(OneSession):
 
     made = 0
 
-    async def next(self, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
-        page = await super().next(place, form)
-        Counted.made += page.events
-        return page
+    def _line(self, event: Event, form: StreamForm) -> bytes | None:
+        Counted.made += 1
+        return super()._line(event, form)
 
 
 class CountedMany(ManySessions):
@@ -44,6 +44,7 @@ class CountedMany(ManySessions):
 @dataclass(eq=False)
 class _Connection:
     lost: asyncio.Future[None]
+    can_push = False
 
 
 class Reader:
@@ -155,7 +156,7 @@ async def test_page_without_a_waiter_is_not_made() -> None:
             ended.append("cancelled")
             raise
         ended.append("made")
-        return EncodedPage(b"x", 1, 1)
+        return EncodedPage(b"x", 1, 1, {})
 
     with pages.at("here", make) as first:
         with pages.at("here", make) as second:
@@ -178,11 +179,11 @@ async def test_page_without_a_waiter_is_not_made() -> None:
 
 
 async def test_page_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages_module, "PAGE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(shared_pages, "PAGE_SECONDS_MAX", 0.05)
     pages = SharedPages[int]()
 
     async def make() -> EncodedPage[int]:
-        return EncodedPage(bytes(1 << 20), 1, 1)
+        return EncodedPage(bytes(1 << 20), 1, 1, {})
 
     def kept() -> int:
         return sum(len(made[1].task.result().data) for made in pages._made.values())  # pyright: ignore[reportPrivateUsage]
@@ -206,7 +207,7 @@ async def test_page_ready_as_the_timer_fires_is_not_taken_for_the_next() -> None
     page = asyncio.ensure_future(came.wait())
     with FollowerWakeup(lost=lost, closing=closing, quiet_seconds=100) as waking:
         # The callback of the page before is still pending.
-        loop.call_soon(waking._wake, None)  # pyright: ignore[reportPrivateUsage]
+        loop.call_soon(waking.wake)
         loop.call_later(0.05, came.set)
         assert await waking.wait(page)
         assert page.done()

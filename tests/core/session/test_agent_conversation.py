@@ -14,7 +14,7 @@ from banksman.core.process_facts import (
     Started,
 )
 from banksman.core.session import event as kinds
-from banksman.core.session.agent_output import LARGE_PROMPT_CHARACTERS
+from banksman.core.session.agent_conversation import LARGE_PROMPT_CHARACTERS
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.effects import Effect, HoldConversation, StartProcess, StopProcess
 from banksman.core.session.facts import (

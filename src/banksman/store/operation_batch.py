@@ -1,0 +1,81 @@
+"""Group commit in the event loop: operations that may wait a moment are written with others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+# A batch of operations waits at most this long for others. It is short enough that no reader of a
+# live session notices it, and long enough that a hundred sessions share a commit.
+COALESCE_SECONDS = 0.010
+# A batch of this size, in bytes or operations, is worth a commit.
+BATCH_BYTES_MAX = 256 << 10
+BATCH_OPERATIONS_MAX = 48
+
+
+class BatchedOperation(Protocol):
+    """An operation of a batch. `size`: the number of bytes to write.
+
+    `can_wait`: no caller waits for the result, so it may wait a few milliseconds for others.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def can_wait(self) -> bool: ...
+
+
+T = TypeVar("T", bound=BatchedOperation)
+
+
+class OperationBatch(Generic[T]):
+    """Collects operations of the event loop and passes them on together, by `put`.
+
+    A commit, the wakeup of a thread and the wakeup of the loop cost the same for one operation as
+    for a hundred. So an operation that can wait is passed on in the same pass of the loop only if
+    no other was in the last `seconds`. Otherwise it waits until that time has passed. An
+    operation that cannot wait is passed on immediately, and all that wait go with it, in the order
+    of the calls.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        put: Callable[[list[T]], None],
+        *,
+        seconds: float = COALESCE_SECONDS,
+    ) -> None:
+        self._loop = loop
+        self._put = put
+        self._seconds = seconds
+        self._operations: list[T] = []
+        self._bytes = 0
+        self._flushed_at = -seconds
+        self._timer: asyncio.Handle | None = None
+
+    def add(self, operation: T) -> None:
+        self._operations.append(operation)
+        self._bytes += operation.size
+        is_full = self._bytes > BATCH_BYTES_MAX or len(self._operations) >= BATCH_OPERATIONS_MAX
+        if is_full or not operation.can_wait:
+            self.flush()
+        elif self._timer is None:
+            due = self._flushed_at + self._seconds
+            # Also without a wait, the other operations of this pass of the loop come along.
+            self._timer = (
+                self._loop.call_soon(self.flush)
+                if due <= self._loop.time()
+                else self._loop.call_at(due, self.flush)
+            )
+
+    def flush(self) -> None:
+        """Pass on all operations that wait."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._operations:
+            operations, self._operations = self._operations, []
+            self._put(operations)
+            self._bytes = 0
+            self._flushed_at = self._loop.time()
