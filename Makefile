@@ -29,7 +29,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run tour test test-busy chromium shells typescript screenshots docs docs-cli blocking check check-deep bench soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench venv-docs
+.PHONY: help run tour test test-busy chromium shells typescript screenshots docs docs-cli blocking check check-deep bench bench-plots soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench venv-docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ check: venv ## Check format, lint, strict types and the import rule of the layer
 
 bench: venv-bench ## Measure ratios against subprocess, asyncio and claude-agent-sdk in one run
 	.venv-bench/bin/python -m bench
+
+bench-plots: venv-bench ## Draw the plots of docs/performance.md again, in about ten minutes
+	.venv-bench/bin/python -m bench.plots
 
 # Not part of `make bench`, because it takes MINUTES. bench/soak.py explains how each number is
 # judged.

@@ -139,8 +139,8 @@ class Followers(Process):
 
 
 @contextlib.contextmanager
-def served(**settings: Any) -> Generator[Server]:
-    """Run a server on SQLite at the default level.
+def served(module: str = "banksman", **settings: Any) -> Generator[Server]:
+    """Run a server on SQLite at the default level. `module`: what the interpreter runs.
 
     A long `stall_seconds` keeps the server from closing stalled streams, whose cost is measured.
     """
@@ -154,7 +154,7 @@ def served(**settings: Any) -> Generator[Server]:
         values = {**own, "stall_seconds": 600, **settings}
         lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
         Path(folder, "config.toml").write_text("\n".join(("[serve]", *lines)), encoding="utf-8")
-        argv = [sys.executable, "-m", "banksman", "serve", "--config", f"{folder}/config.toml"]
+        argv = [sys.executable, "-m", module, "serve", "--config", f"{folder}/config.toml"]
         with _running(argv, env={**os.environ, "XDG_STATE_HOME": folder}) as process:
             yield Server(process)
 

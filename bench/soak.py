@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from banksman.testing import fake_agent
+from bench.plot import Chart, sparkline, write_svg
 from bench.serving import Server, served
 from bench.soak_load import Load, ask, read
-from bench.soak_plot import sparkline, write_svg
 
 SESSIONS, READERS, FRAMES = 20, 10, 30
 KEEP_BYTES, KEEP_SECONDS = 128 << 10, 120
@@ -270,12 +270,17 @@ def main() -> int:
     if load.errors:
         return 1
     verdict = judge(samples, warm_up)
-    series = {
-        n.name: (n.unit, [(s.at, n.of(s) * n.scale) for s in samples])
+    charts = [
+        Chart(
+            f"{n.name}, {n.unit}",
+            "minutes",
+            {n.name: [(s.at / 60, n.of(s) * n.scale) for s in samples]},
+            shaded=warm_up / 60,
+        )
         for n in (*NUMBERS, *CONTROLS)
-    }
+    ]
     title = f"{SESSIONS} sessions, 1 turn/s each, {READERS} readers, {options.minutes:g} minutes"
-    write_svg(options.svg, title, series, warm_up)
+    write_svg(options.svg, title, charts)
     print(f"\n{load.turns} turns, {load.missed} asks skipped as too late; plots: {options.svg}")
     print(f"verdict: {verdict}")
     return 0 if verdict == FLAT else 1

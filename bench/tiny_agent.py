@@ -25,19 +25,19 @@ FRAME = (
     b'"uuid":"2b7fdfd1-3fa2-4498-b997-76f2eb1ef1c0"}\n' % (b"x" * 180)
 )
 SAYS = (
-    b'{"type":"assistant","message":{"id":"msg_01","role":"assistant",'
+    b'{"type":"assistant","message":{"id":"msg_01","role":"assistant","model":"m",'
     b'"content":[{"type":"text","text":"tick=%%020d %b"}]},'
     b'"session_id":"11111111-1111-4111-8111-111111111111","parent_tool_use_id":null,'
     b'"uuid":"2b7fdfd1-3fa2-4498-b997-76f2eb1ef1c0"}\n' % (b"x" * 130)
 )
 BATCH = 500
+# A unique conversation id: two sessions must not share a conversation.
 RESULT = (
-    b'{"type":"result","subtype":"%s","is_error":%s,"terminal_reason":"%s",'
-    b'"duration_ms":1,"duration_api_ms":1,"num_turns":1,"session_id":"s","result":"ok",'
-    b'"user_message_uuids":["%s"]}\n'
+    b'{"type":"result","subtype":"%%s","is_error":%%s,"terminal_reason":"%%s",'
+    b'"duration_ms":1,"duration_api_ms":1,"num_turns":1,"session_id":"s%d","result":"ok",'
+    b'"user_message_uuids":["%%s"]}\n' % os.getpid()
 )
 LIFECYCLE = b'{"type":"command_lifecycle","command_uuid":"%s","state":"%s"}\n'
-# A unique conversation id: two sessions must not share a conversation.
 INIT = (
     b'{"type":"system","subtype":"init","session_id":"s%d","user_message_uuids":["%%s"]}\n'
     % os.getpid()
