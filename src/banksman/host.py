@@ -183,8 +183,8 @@ def _engine(store: Any, address: str) -> tuple[Callable[[], Log], SettleTime]:
 def _unusable(store: object) -> UsageError:
     from banksman.cluster import store_address  # noqa: PLC0415
 
-    reason, hint = store_address.why_unusable(store)
-    return UsageError(f"cannot use the store {store!r:.200}: {reason}", hint=hint)
+    message, hint = store_address.why_unusable(store)
+    return UsageError(message, hint=hint)
 
 
 def _when(path: Callable[[], Path], settles: SettleTime) -> SettleTime:

@@ -212,6 +212,8 @@ async def test_invalid_yield_after_is_a_usage_error_and_spawns_nothing(marker: s
         ("x.db", "cannot use the store 'x.db': it has no scheme (pass sqlite:x.db)"),
         ("", "cannot use the store '': it is empty (pass "),
         ("redis://x", "cannot use the store 'redis://x': its scheme 'redis' is unknown (pass "),
+        ("redis://u:pass/word@x", "cannot use the store 'redis://…@x': its scheme 'redis' is unknown (pass "),
+        ("nats:u:pass@x", "cannot use the store 'nats:…@x': it has no // after the scheme (pass "),
         ("nats:x", "cannot use the store 'nats:x': it has no // after the scheme (pass "),
         ("memory:x", "cannot use the store 'memory:x': it has text after the colon (pass "),
         ("sqlite:", "cannot use the store 'sqlite:': it has no path (pass "),
@@ -516,8 +518,10 @@ def change():
     resource.setrlimit(resource.RLIMIT_NOFILE, (300, resource.getrlimit(resource.RLIMIT_NOFILE)[1])); yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (300, 400)); yield
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); yield
-    os.nice(3); yield
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); yield
+    if os.nice(0) < 19:
+        os.nice(3); yield
+    if len(os.sched_getaffinity(0)) > 1:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); yield
     os.environ["AT_THE_CALL"] = "yes"; yield
 
 limits = None if WORDS[2] == "plain" else {"stack": resource.getrlimit(resource.RLIMIT_STACK)}

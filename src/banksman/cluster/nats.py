@@ -434,7 +434,7 @@ class Nats:
         if isinstance(exc, nats.errors.MaxPayloadError):
             hint = "raise max_payload of nats-server"
             return StoreError("a message is larger than the server accepts", hint=hint)
-        return Unanswered(f"{self._address} did not answer: {exc!r:.200}")
+        return Unanswered(f"{self._address} did not answer: {str(exc) or type(exc).__name__:.200}")
 
     async def _on_error(self, exc: Exception) -> None:
         if self._told is None or not _is_refusal(self._told):

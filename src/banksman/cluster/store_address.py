@@ -20,6 +20,8 @@ from banksman.errors import UsageError
 SCHEMES = ("nats://", "tls://")
 HINT = "nats://HOST:4222[,HOST:4222…][/PREFIX][?lease=15&replicas=3&creds=FILE&ca=FILE&cert=FILE&key=FILE]"
 PREFIX = re.compile(r"[A-Za-z0-9_-]{1,32}")
+# Scheme, user and password of an address. A password may contain any character.
+USER = re.compile(r"^([\w+.-]*:/{0,2}).*@")
 FILES = ("creds", "nkey", "ca", "cert", "key", "journal")
 
 LEASE_SECONDS = 15.0
@@ -71,7 +73,16 @@ def is_address(store: str) -> bool:
 
 
 def why_unusable(store: object) -> tuple[str, str]:
-    """Return the reason and the hint for a store whose scheme is missing or unknown."""
+    """Return the error and the hint for a store whose scheme is missing or unknown.
+
+    The error never repeats a password.
+    """
+    shown = USER.sub(r"\1…@", store) if isinstance(store, str) else store
+    reason, hint = _reason(store)
+    return f"cannot use the store {shown!r:.200}: {reason}", hint
+
+
+def _reason(store: object) -> tuple[str, str]:
     hint = (
         'pass "sqlite:PATH" (a file that hosts may share), '
         '"memory:", or "nats://HOST:4222" (many machines)'

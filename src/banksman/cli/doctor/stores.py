@@ -55,8 +55,8 @@ def checks(which: DoctorOptions) -> list[Check]:
         for path in stores(which.store):
             yield from _sqlite_store(path)
         if which.store is not None and not which.store.startswith(_KNOWN):
-            reason, hint = addresses.why_unusable(which.store)
-            yield wrong("store", f"cannot use the store {which.store!r:.200}: {reason}", hint)
+            message, hint = addresses.why_unusable(which.store)
+            yield wrong("store", message, hint)
 
     return [store, *cluster_checks(which)]
 
