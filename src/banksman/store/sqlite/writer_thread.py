@@ -128,8 +128,8 @@ class WriterThread:
             if group:
                 self._perform(group)
                 self._keep_up(group)
-                self._hand_over(group)
                 self._stay_seen()
+                self._hand_over(group)
                 self._remove_rest()
             elif not is_last:
                 self._make_up()
