@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from banksman.cli import OWN_FAILURE
 from banksman.cli.arguments import Parser
+from banksman.cli.limit_flags import environment
 from banksman.errors import (
     BanksmanError,
     MachineError,
@@ -228,7 +229,7 @@ def _order(arguments: argparse.Namespace) -> tuple[Launch, Options]:
     launch = prepare(
         command,
         cwd=arguments.cwd,
-        env=_environment(arguments.env),
+        env=environment(arguments.env),
         pass_fds=arguments.fds,
         # An inherited TERM already describes the user's terminal. Only without one a default is
         # needed.
@@ -294,13 +295,6 @@ def _is_inherited(fd: int) -> bool:
         return os.get_inheritable(fd)
     except (OSError, OverflowError):
         return False
-
-
-def _environment(pairs: list[str]) -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair:
-            raise UsageError(f"--env {pair!r} is not of the form K=V")
-    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def _close_stdout() -> None:

@@ -48,9 +48,10 @@ class SpawnFailed(Exception):
 
 
 def spawn(order: Order, cwd: int, fds: list[int]) -> int:
-    """Start the command of `order` in a new session and return its pid.
+    """Start the command of `order` and return its pid.
 
-    `cwd`: an fd of the working directory. `fds`: they become `order["targets"]` in the child.
+    The command leads a new session, or joins the process group `order["group"]`. `cwd`: an fd of
+    the working directory. `fds`: they become `order["targets"]` in the child.
     """
     targets: list[int] = order["targets"]
     assert len(fds) == len(targets)
@@ -71,16 +72,20 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
     # breaks on fds over 1023.
     set_soft_nofile(order["nofile"])
     # setsid makes the child the leader of a new session and a new group. So the keeper can signal
-    # the group by the child's pid.
+    # the group by the child's pid. A command that shares the terminal of its caller joins the
+    # caller's group instead.
+    placed: dict[str, Any] = {"setsid": True}
+    if order["group"] is not None:
+        placed = {"setpgroup": order["group"]}
     try:
         return syscalls.posix_spawn(
             path,
             argv,
             env,
             file_actions=actions,
-            setsid=True,
-            setsigmask=(),
-            setsigdef=DEFAULT_SIGNALS,
+            setsigmask=order["mask"],
+            setsigdef=[n for n in DEFAULT_SIGNALS if n not in order["ignored"]],
+            **placed,
         )
     except OSError as exc:
         raise SpawnFailed("exec", exc.errno or 0) from exc
@@ -166,7 +171,10 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
         assert tell not in targets
         # A session leader without a terminal: the precondition for `_take_terminal`, and the leader
         # of the group that the keeper signals.
-        syscalls.setsid()
+        if order["group"] is None:
+            syscalls.setsid()
+        else:
+            os.setpgid(0, order["group"])
         for fd, target in zip(fds, targets, strict=True):
             os.dup2(fd, target, inheritable=True)
         if order["terminal"] is not None:
@@ -193,7 +201,7 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
         step = "exec"
         # As late as possible: until here the handlers of the keeper protect the child against stray
         # signals.
-        _reset_signals()
+        _reset_signals(order)
         syscalls.execve(order["path"], order["argv"], order["env"])
     except OSError as exc:
         os.write(tell, f"{step}:{exc.errno}".encode())
@@ -235,13 +243,14 @@ def _set_limits(limits: Order) -> None:
         resource.setrlimit(number, pair)
 
 
-def _reset_signals() -> None:
+def _reset_signals(order: Order) -> None:
     # exec() resets handlers but keeps ignored signals ignored.
     for number in DEFAULT_SIGNALS:
-        signals.signal(number, signals.SIG_DFL)
+        is_ignored = number in order["ignored"]
+        signals.signal(number, signals.SIG_IGN if is_ignored else signals.SIG_DFL)
     # The signal mask survives exec() too. A command that starts with a blocked TERM could not be
-    # stopped politely.
-    signals.pthread_sigmask(signals.SIG_SETMASK, ())
+    # stopped politely. Only `guard` passes the mask of its caller on.
+    signals.pthread_sigmask(signals.SIG_SETMASK, order["mask"])
 
 
 # Plain numbers: the `signal` module costs memory in each keeper (see `syscalls.py`).
