@@ -1,4 +1,4 @@
-"""Event loop of a guard: pass signals on, watch stdin, and follow the keeper to the end of the tree.
+"""Event loop of a guard: pass signals on, watch stdin, and follow the keeper to the tree's end.
 
 The keeper takes the rungs of the ladder. The guard only gives it deadlines: the timeout, the time
 after a hang-up of stdin, the time after a signal. Each deadline has a name, and the earliest one
@@ -304,12 +304,13 @@ class Guard:
     def _on_exit(self, code: int | None, number: int | None, at: float, *, by_itself: bool) -> None:
         self._has_exited = True
         self._outcome.code, self._outcome.signal = code, number
-        if not by_itself:
-            return  # The keeper ends the rest by itself.
         is_stopped = "stopped" in self._dues
-        if is_stopped:
+        if is_stopped and self._why is None:
+            # The signal ended it that was passed on, or KILL after the second signal.
             self._outcome.ended = "stopped"
-        self._rest_at = at + (0.0 if is_stopped else self._settings.linger)
+        if by_itself:
+            self._rest_at = at + (0.0 if is_stopped else self._settings.linger)
+        # Otherwise the keeper has begun to end the tree, and ends the rest too.
 
     def _on_lost(self, statuses: dict[int, int]) -> None:
         if not self._has_exited:

@@ -1,7 +1,8 @@
 """Check and prepare a launch: argv, environment, folder and fds of a child, before it starts.
 
 A bad call raises an error here, and nothing is started. `program.py` checks the words and the
-folder, and `attributes.py` the user and the limits. `spawn_request.py` (on macOS `portable.py`) starts the child.
+folder, and `attributes.py` the user and the limits. `spawn_request.py` (on macOS `portable.py`)
+starts the child.
 
 A child inherits the environment of this process, minus the scrubbed variables, plus the variables
 in `env`. `scrub` accepts three policies, and names of variables:

@@ -105,7 +105,7 @@ def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None
     supervise(order, control, cwd, fds, host, woken, page=page)
 
 
-def supervise(
+def supervise(  # noqa: PLR0917
     order: dict[str, Any],
     control: _socket.socket,
     cwd: int,

@@ -10,6 +10,7 @@ exec():
   RLIMIT_CPU or a low RLIMIT_NOFILE would end the keeper before its tree.
 - A command with a controlling terminal. Only the leader of a session can acquire one.
 - A command of another user. The keeper must not become that user.
+- A command that starts with ignored signals. posix_spawn can only reset them.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
         syscalls.fchdir(cwd)
     except OSError as exc:
         raise SpawnFailed("cwd", exc.errno or 0) from exc
-    if order["limits"] or order["terminal"] is not None or order["user"]:
+    if order["limits"] or order["terminal"] is not None or order["user"] or order["ignored"]:
         return _fork_exec(order, fds, targets)
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(fds, targets, strict=True)]
     path, argv, env = order["path"], order["argv"], order["env"]
@@ -84,7 +85,7 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
             env,
             file_actions=actions,
             setsigmask=order["mask"],
-            setsigdef=[n for n in DEFAULT_SIGNALS if n not in order["ignored"]],
+            setsigdef=DEFAULT_SIGNALS,
             **placed,
         )
     except OSError as exc:
