@@ -29,7 +29,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run tour test test-busy chromium shells typescript screenshots docs docs-cli blocking check check-deep bench bench-plots soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench venv-docs
+.PHONY: help run tour test test-busy chromium shells typescript screenshots docs docs-cli blocking check check-deep guard bench bench-plots soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench venv-docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ check: venv ## Check format, lint, strict types and the import rule of the layer
 	$(BIN)/python tools/blocking_api.py --check
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_layers.py
+
+guard: ## Build dist/banksman-guard.pyz: `banksman guard` as one file for a bare Python
+	$(PYTHON) tools/guard_file.py
 
 bench: venv-bench ## Measure ratios against subprocess, asyncio and claude-agent-sdk in one run
 	.venv-bench/bin/python -m bench

@@ -35,8 +35,8 @@ CODES: dict[int, str] = {
 }
 _MORE = """\
 `exec` and `guard` exit with the code of the command, or with 124 (timeout), 126 (the command cannot
-be run), 127 (not found), 128+n (signal n). If the reader of a pipe exits early (`| head -1`), the verb exits
-with 141, as after SIGPIPE.
+be run), 127 (not found), 128+n (signal n). If the reader of a pipe exits early (`| head -1`), the
+verb exits with 141, as after SIGPIPE.
 """
 
 _HEAD = """\

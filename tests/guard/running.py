@@ -36,7 +36,7 @@ def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def started(argv: list[str], **options: Any) -> Generator[subprocess.Popen[bytes]]:
     """Run a process in the block. It is killed after the block if the test has failed."""
     options.setdefault("env", environment())
-    with subprocess.Popen(argv, **options) as process:
+    with subprocess.Popen[bytes](argv, **options) as process:
         try:
             yield process
         finally:
