@@ -11,7 +11,8 @@ keeper has every deadline and takes the rungs of the stop ladder, so a guard tha
 - `event_loop.py`: signals, stdin, messages of the keeper, a lost keeper.
 - `signals.py`: take signals over from the caller, and die of one.
 - `outcome.py`: how it ended, as an exit code and as the JSON of `--report`.
-- `tree_limits.py`: memory and number of processes of the tree.
+
+`process/caller.py` and `process/tree_limits.py` are shared with `banksman exec`.
 
 This package imports no asyncio and nothing that costs milliseconds: a guard starts with every tool
 that an agent uses. Decision 15 has the reasons.

@@ -17,7 +17,6 @@ import time
 
 from banksman.guard.outcome import Outcome
 from banksman.guard.signals import CHLD, CONT, ENDING, HUP, PASSED, STOP, TERM, TSTP
-from banksman.guard.tree_limits import TreeLimits
 from banksman.process import syscalls
 from banksman.process.keeper import messages
 from banksman.process.keeper.keeper import MARGIN_SECONDS
@@ -26,6 +25,7 @@ from banksman.process.keeper.proc_tree import descendants
 from banksman.process.keeper.spawn import milliseconds_until
 from banksman.process.keeper.sweep import SIGCONT, SIGKILL
 from banksman.process.keeper.zygote import DUTY_SECONDS_MAX, HELD_SECONDS
+from banksman.process.tree_limits import TreeLimits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ import _socket
 import os
 import resource
 
-from banksman.errors import MachineError, UsageError
+from banksman.errors import UsageError
 from banksman.process import syscalls
+from banksman.process.caller import open_caller
 from banksman.process.keeper import messages
 from banksman.process.keeper.spare import supervise
 from banksman.process.keeper.spawn import set_soft_nofile, stay_deaf, wake_on_child, wake_parent
@@ -46,24 +47,6 @@ class KeeperProcess:
         self.caller = caller
 
 
-def watch_caller() -> int:
-    """Return a pidfd of the process that started this one; -1 if there is none to watch.
-
-    The parent is invisible if it is in another pid namespace (`docker exec`).
-    """
-    parent = os.getppid()
-    if parent == 0:
-        return -1
-    try:
-        caller = syscalls.pidfd_open(parent)
-    except OSError:
-        return -1
-    # First open, then check: see `zygote.main`. The parent was the caller until now.
-    if os.getppid() != parent:
-        raise MachineError("cannot start the command: the process that asked for it has exited")
-    return caller
-
-
 def start_keeper(settings: Settings, found: CallersSignals, *, shares: bool) -> KeeperProcess:
     """Fork the keeper, which starts the command. Its first message says whether that succeeded.
 
@@ -78,7 +61,7 @@ def start_keeper(settings: Settings, found: CallersSignals, *, shares: bool) -> 
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     # Opened by number, which is safe: it is this process.
     host = syscalls.pidfd_open(os.getpid())
-    caller = watch_caller()
+    caller = open_caller()
     umask = os.umask(0o077)
     os.umask(umask)
     order = settings.order(

@@ -1,8 +1,8 @@
 """Limits of a whole process tree: its memory and its number of processes, looked at every second.
 
-The kernel's limits do not do this without a control group, which needs rights that a guard does not
-have: RLIMIT_AS counts the address space of one process, and RLIMIT_NPROC all processes of a user.
-A tree over its limit is ended, up to a second later.
+`guard` and `exec` use this. The kernel's limits do not do it without a control group, which needs
+rights that a user may not have: RLIMIT_AS counts the address space of one process, and RLIMIT_NPROC
+all processes of a user. A tree over its limit is ended, up to a second later.
 """
 
 from __future__ import annotations
