@@ -227,14 +227,40 @@ def test_guard_without_terminal_is_suspended_and_continued_with_its_command() ->
         assert process.wait(SECONDS_MAX) == 40 + signal.SIGTERM
 
 
-def test_stopped_guard_is_ended_by_its_timeout() -> None:
-    argv = guard("--timeout", "0.5", "--", "sleep", "60")
-    with started(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+def test_stopped_guard_continues_when_its_command_has_exited() -> None:
+    """Its keeper wakes it: a guard that stays stopped would be a process that is left."""
+    argv = guard("--", "sh", "-c", "echo up; read line; exit 6")
+    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        wait_for_line(process)
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
-        # The start of the guard may not be over when it is stopped. It is not killed in that case.
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(SECONDS_MAX) == 124
+        assert process.stdin is not None
+        process.stdin.write(b"line\n")
+        process.stdin.flush()
+        assert process.wait(SECONDS_MAX) == 6
+
+
+def test_hangup_after_another_signal_does_not_kill() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "for number in (10, 15):\n"
+        "    signal.signal(number, lambda number, _: os.write(1, b'%d\\n' % number))\n"
+        "os.write(1, b'up\\n')\n"
+        "sys.stdin.readline()\n"
+    )
+    argv = guard("--grace", "3600", "--", *PYTHON, "-c", code)
+    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        wait_for_line(process)
+        process.send_signal(signal.SIGTERM)
+        wait_for_line(process, b"15\n")
+        process.send_signal(signal.SIGHUP)
+        # The kernel delivers the lower number first, so HUP has been handled when USR1 arrives.
+        process.send_signal(signal.SIGUSR1)
+        wait_for_line(process, b"10\n")
+        assert process.stdin is not None
+        process.stdin.write(b"line\n")
+        process.stdin.flush()
+        assert process.wait(SECONDS_MAX) == 0
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------

@@ -103,6 +103,8 @@ class Guard:
         # Messages for a keeper that has not started the command yet. It takes every earlier message
         # as an order not to start.
         self._unsent: list[bytes] | None = []
+        if self._dues:
+            self._expect_end_by(min(self._dues.values()))
 
     def stay(self) -> Outcome:
         """Guard the command until its tree is gone. Raises if the command could not be started."""
@@ -113,7 +115,7 @@ class Guard:
                 for number, code in syscalls.read_signals(self._signal_fd):
                     self._on_signal(number, is_kernels=code == syscalls.SI_KERNEL)
             if control in ready:
-                self._on_message()
+                self._read_messages()
             if 0 in ready:
                 self._on_hangup()
             self._on_time()
@@ -174,8 +176,11 @@ class Guard:
             # Ctrl-C or Ctrl-\. The command handles it: an interactive agent interrupts its turn.
             return
         if is_second:
-            self._send(messages.KILL)
-            self._note("kill")
+            # HUP often follows another signal without meaning more: a shell sends it to its jobs
+            # after the kernel did, and a service manager after TERM.
+            if number != HUP:
+                self._send(messages.KILL)
+                self._note("kill")
             return
         if number == TERM:
             self._stop("stopped", 0.0)
@@ -253,21 +258,29 @@ class Guard:
         for data in unsent:
             self._send(*messages.decode(data))
 
-    def _on_message(self) -> None:
-        """Read one message. If there are more, poll() returns immediately."""
-        try:
-            data = syscalls.recv(self._keeper.ours)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            # Both copies of the other end are closed, after the report about a lost keeper.
-            self._poller.unregister(self._keeper.ours.fileno())
-            self._gone_at = self._gone_at or time.monotonic()
-            return
+    def _read_messages(self) -> None:
+        """Handle all messages that have arrived.
+
+        All of them before the times are looked at: a guard that was stopped may find the end of the
+        tree among them.
+        """
+        while True:
+            try:
+                data = syscalls.recv(self._keeper.ours)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                # Both copies of the other end are closed, after the report about a lost keeper.
+                self._poller.unregister(self._keeper.ours.fileno())
+                self._gone_at = self._gone_at or time.monotonic()
+                return
+            self._on_message(messages.decode(data))
+
+    def _on_message(self, message: tuple[Any, ...]) -> None:
         outcome = self._outcome
-        match messages.decode(data):
+        match message:
             case (messages.STARTED, leader, _keeper, at):
                 self._on_started(leader, at)
             case (messages.FAILED, step, number):
