@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.guard.running import SECONDS_MAX, environment, guard, run, started
 from tests.process.hosts import look
-from tests.thorough import thorough
+from tests.thorough import one_in, thorough
 
 PYTHON = [sys.executable, "-I", "-S"]
 # Prints the device and the inode of each standard stream to fd 2, which the test reads.
@@ -111,22 +111,25 @@ def test_guard_lets_the_command_read_a_pipe_to_its_end() -> None:
 # -- exit codes ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "code", "message"),
-    [
-        (["--", "sh", "-c", "exit 7"], 7, ""),
-        (["--", "sh", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV, ""),
-        (["--timeout", "0.1", "--", "sleep", "60"], 124, "timeout"),
-        (["--", "no-such-program"], 127, "there is no program 'no-such-program'"),
-        (["--", "/etc/passwd"], 126, "is not executable"),
-        (["--"], 125, "none was given"),
-        (["--no-such-flag"], 125, "unrecognized"),
-        (["--timeout", "soon", "--", "true"], 125, "invalid seconds value"),
-        (["--timeout", "-1", "--", "true"], 125, "invalid seconds value"),
-        (["--memory", "much", "--", "true"], 125, "invalid size value"),
-        (["--pids", "0", "--", "true"], 125, "invalid whole_number value"),
-        (["--env", "NAME", "--", "true"], 125, "--env 'NAME' is not of the form K=V"),
-        (["--cwd", "/no-such-folder", "--", "true"], 125, "cannot start in /no-such-folder"),
-        (["--report", "/no-such-folder/report", "--", "true"], 125, "cannot write the report"),
-    ],
+    one_in(
+        2,
+        [
+            (["--", "sh", "-c", "exit 7"], 7, ""),
+            (["--", "sh", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV, ""),
+            (["--timeout", "0.1", "--", "sleep", "60"], 124, "timeout"),
+            (["--", "no-such-program"], 127, "there is no program 'no-such-program'"),
+            (["--", "/etc/passwd"], 126, "is not executable"),
+            (["--"], 125, "none was given"),
+            (["--no-such-flag"], 125, "unrecognized"),
+            (["--timeout", "soon", "--", "true"], 125, "invalid seconds value"),
+            (["--timeout", "-1", "--", "true"], 125, "invalid seconds value"),
+            (["--memory", "much", "--", "true"], 125, "invalid size value"),
+            (["--pids", "0", "--", "true"], 125, "invalid whole_number value"),
+            (["--env", "NAME", "--", "true"], 125, "--env 'NAME' is not of the form K=V"),
+            (["--cwd", "/no-such-folder", "--", "true"], 125, "cannot start in /no-such-folder"),
+            (["--report", "/no-such-folder/report", "--", "true"], 125, "cannot write the report"),
+        ],
+    ),
 )
 def test_guard_exit_code(words: list[str], code: int, message: str) -> None:
     done = run(*words)
@@ -268,7 +271,9 @@ def test_hangup_after_another_signal_does_not_kill() -> None:
     ("flags", "code", "reason"),
     [
         (["--memory", "30M"], "kept = bytearray(b'x') * (60 << 20)", "--memory"),
-        (["--pids", "3"], "import os; [os.fork() or time.sleep(60) for _ in range(6)]", "--pids"),
+        pytest.param(
+            *(["--pids", "3"], "import os; [os.fork() or time.sleep(60) for _ in range(6)]", "--pids"), marks=thorough
+        ),
     ],
 )
 def test_guard_ends_a_tree_over_its_limit(flags: list[str], code: str, reason: str) -> None:
@@ -277,6 +282,7 @@ def test_guard_ends_a_tree_over_its_limit(flags: list[str], code: str, reason: s
     assert f"its process tree exceeds {reason}" in done.stderr
 
 
+@thorough
 def test_guard_spares_a_tree_within_its_limits() -> None:
     assert run("--memory", "1G", "--pids", "100", "--timeout", "1.5", "--", "sleep", "60").returncode == 124
 

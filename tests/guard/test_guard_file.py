@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.guard.running import SECONDS_MAX
+from tests.thorough import thorough
 from tools import guard_file
 
 
@@ -60,6 +61,7 @@ def test_guard_file_holds_only_what_a_guard_needs(file: Path) -> None:
     assert len(names) < 40
 
 
+@thorough
 def test_guard_file_is_reproducible(file: Path, tmp_path: Path) -> None:
     guard_file.build(tmp_path / "again.pyz")
     assert (tmp_path / "again.pyz").read_bytes() == file.read_bytes()

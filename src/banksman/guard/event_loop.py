@@ -102,7 +102,7 @@ class Guard:
             self._poller.register(0, select.POLLRDHUP)
         # Messages for a keeper that has not started the command yet. It takes every earlier message
         # as an order not to start.
-        self._unsent: list[bytes] | None = []
+        self._unsent: list[tuple[Any, ...]] | None = []
         if self._dues:
             self._expect_end_by(min(self._dues.values()))
 
@@ -229,11 +229,10 @@ class Guard:
         now = time.monotonic()
         if self._rest_at is not None and now >= self._rest_at:
             self._end_rest()
-        if self._gone_at is None and not self._has_exited and self._why is None:
-            exceeded = self._limits.exceeded()
-            if exceeded is not None:
-                self._limits.next_look = None
-                self._stop(exceeded, 0.0)
+        exceeded = self._limits.exceeded()
+        if exceeded is not None:
+            self._limits.next_look = None
+            self._stop(exceeded, 0.0)
         if self._gone_at is None and self._stuck_at is not None and now >= self._stuck_at:
             self._kill_keeper()
         if self._held_until is not None and now >= self._held_until:
@@ -243,20 +242,19 @@ class Guard:
 
     # -- messages of the keeper -------------------------------------------------------------------
     def _send(self, *message: Any) -> None:
-        data = messages.encode(*message)
         if self._unsent is not None:
-            self._unsent.append(data)
+            self._unsent.append(message)
             return
         try:
-            syscalls.send(self._keeper.ours, data)
+            syscalls.send(self._keeper.ours, messages.encode(*message))
         except OSError:
             pass  # The keeper is dead, or stuck behind hundreds of messages: `_stuck_at` ends that.
 
     def _on_started(self, leader: int, at: float) -> None:
         self._leader, self._started_at = leader, at
         unsent, self._unsent = self._unsent or [], None
-        for data in unsent:
-            self._send(*messages.decode(data))
+        for message in unsent:
+            self._send(*message)
 
     def _read_messages(self) -> None:
         """Handle all messages that have arrived.
@@ -304,6 +302,7 @@ class Guard:
 
     def _on_acted(self, rung: str, at: float) -> None:
         self._outcome.ladder.append((rung, at - self._started_at))
+        self._limits.next_look = None
         if self._why is None:
             is_orphan = self._keeper.caller >= 0 and _is_readable(self._keeper.caller)
             # The caller may have died just after a deadline. Then either reason is true.
@@ -316,6 +315,7 @@ class Guard:
 
     def _on_exit(self, code: int | None, number: int | None, at: float, *, by_itself: bool) -> None:
         self._has_exited = True
+        self._limits.next_look = None
         self._outcome.code, self._outcome.signal = code, number
         is_stopped = "stopped" in self._dues
         if is_stopped and self._why is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.process.count import marked
+from tests.thorough import thorough
 
 BANKSMAN = [sys.executable, "-m", "banksman"]
 # Prints "up" and stays for a minute. "deaf" ignores TERM. Its child is in a new session.
@@ -292,7 +293,7 @@ def test_exec_out_of_fds_fails_in_one_line() -> None:
 CALLER = "import os, subprocess, sys; subprocess.Popen(sys.argv[1:]); os.write(1, b'up\\n'); sys.stdin.read()"
 
 
-@pytest.mark.parametrize("is_detached", [False, True])
+@pytest.mark.parametrize("is_detached", [False, pytest.param(True, marks=thorough)])
 def test_exec_ends_with_its_parent_unless_hangups_are_ignored(is_detached: bool, marker: str) -> None:
     script = f"setsid sleep 60 & echo is running; sleep 60; : {marker}"
     words = [*BANKSMAN, "exec", "--grace", "0.2", "--", "sh", "-c", script, marker]
@@ -327,7 +328,7 @@ def test_exec_ignores_the_end_of_stdin_by_default() -> None:
     ("flags", "code"),
     [
         (["--memory", "30M"], "kept = bytearray(b'x') * (60 << 20)"),
-        (["--pids", "3"], "import os; [os.fork() or time.sleep(60) for _ in range(6)]"),
+        pytest.param(["--pids", "3"], "import os; [os.fork() or time.sleep(60) for _ in range(6)]", marks=thorough),
     ],
 )
 def test_exec_ends_a_tree_over_its_limit(flags: list[str], code: str) -> None:
