@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+from banksman.errors import UsageError
 from banksman.process import syscalls
 from banksman.process.keeper.messages import KEEPER
 from banksman.process.keeper.proc_tree import descendants
@@ -35,6 +36,9 @@ class Watches:
         memory_bytes_max: int | None,
         processes_max: int | None,
     ) -> None:
+        if sys.platform != "linux" and (memory_bytes_max or processes_max or grace_after_eof):
+            message = "cannot watch the command: --memory, --pids and --grace-after-eof need Linux"
+            raise UsageError(message, hint="leave them out")
         self._grace_after_eof = grace_after_eof
         self._limits = memory_bytes_max, processes_max
         self._caller = caller
@@ -48,7 +52,7 @@ class Watches:
         loop = asyncio.get_running_loop()
         if self._caller >= 0:
             loop.add_reader(self._caller, self._on_caller_gone, end)
-        if self._grace_after_eof is not None and sys.platform == "linux":
+        if self._grace_after_eof is not None:
             self._watch_stdin(end, self._grace_after_eof)
         if self._limits != (None, None):
             self._look_later(end, None)

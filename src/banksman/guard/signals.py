@@ -46,7 +46,6 @@ class CallersSignals:
         heard = {CHLD, *(number for number in _HEARD if number not in self.ignored)}
         before = signals.pthread_sigmask(signals.SIG_BLOCK, heard | {*_UNHEARD})
         self.mask = [int(number) for number in before]
-        # The caller may have blocked signals that it also ignores.
         self.fd = syscalls.signalfd(heard)
 
 
