@@ -29,7 +29,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run tour test test-busy chromium shells typescript screenshots docs docs-cli blocking check check-deep bench bench-plots soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench venv-docs
+.PHONY: help run tour test test-busy chromium shells typescript screenshots docs docs-cli blocking check check-deep guard bench bench-plots soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench venv-docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ check: venv ## Check format, lint, strict types and the import rule of the layer
 	$(BIN)/python tools/blocking_api.py --check
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/test_layers.py
+
+guard: ## Build dist/banksman-guard.pyz: `banksman guard` as one file for a bare Python
+	$(PYTHON) tools/guard_file.py
 
 bench: venv-bench ## Measure ratios against subprocess, asyncio and claude-agent-sdk in one run
 	.venv-bench/bin/python -m bench
@@ -140,7 +143,7 @@ conformance: venv ## Generate docs/conformance.md from a run of every real agent
 # server tests it runs those that talk to a real server.
 SERVED := $(addprefix tests/server/,http/test_accept_loop.py api/test_command_routes.py http/test_connection.py test_main.py streams/test_follower_marks.py api/test_session_routes.py)
 test-pythons: ## Run the tests on each other installed Python from 3.11 to 3.13
-	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) --ignore tests/core/session/test_step.py tests/core tests/process tests/commands tests/sessions tests/simulation tests/store tests/threads tests/testing $(SERVED)
+	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) --ignore tests/core/session/test_step.py tests/core tests/process tests/guard tests/commands tests/sessions tests/simulation tests/store tests/threads tests/testing $(SERVED)
 
 # The locks name no registry: each installation uses its configured one, and the hashes are valid
 # for all. The header of a lock names `make lock` and not the uv command, because that could name a

@@ -37,12 +37,14 @@ async def main() -> None:
 
         return call
 
+    guarded = "banksman guard -- true"
     empty, loop = "python -c pass", "python -c 'import asyncio'"
     contestants = {
         empty: contestant(PYTHON, "-c", "pass"),
         "banksman --help": contestant(BANKSMAN, "--help"),
         loop: contestant(PYTHON, "-c", "import asyncio"),
         "banksman exec -- true": contestant(BANKSMAN, "exec", "--", "true"),
+        guarded: contestant(BANKSMAN, "guard", "--", "true"),
     }
     seconds = await take_turns(contestants, rounds=ROUNDS, warm_up=2)
     for name, base in (("banksman --help", empty), ("banksman exec -- true", loop)):
@@ -50,6 +52,10 @@ async def main() -> None:
         taken, bound = p50(seconds[name]), RATIO_MAX * p50(seconds[base]) + MORE_SECONDS_MAX
         text = f"{name}, within {RATIO_MAX:g} × {base} + {MORE_SECONDS_MAX * 1000:.0f} ms"
         goal(text, f"{span(taken)} of {span(bound)}", taken <= bound)
+    table(guarded, {empty: seconds[empty], guarded: seconds[guarded]}, against=empty)
+    more = p50(seconds[guarded]) - p50(seconds[empty])
+    text = f"{guarded}, within {MORE_SECONDS_MAX * 1000:.0f} ms above {empty}"
+    goal(text, span(more), more <= MORE_SECONDS_MAX)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,8 @@ BANKSMAN = {
     "core": _CORE,
     "store": (*_CORE, "banksman.tasks", "banksman.store"),
     "process": _PROCESS,
+    # A command line without an event loop: it needs the keeper, and nothing above the process layer.
+    "guard": ("banksman.errors", "banksman.process", "banksman.guard"),
     "commands": _COMMANDS,
     "sessions": _SESSIONS,
     "runtime": _RUNTIME,
@@ -75,7 +77,7 @@ BANKSMAN = {
     "cluster/http": _SERVER,
     "server": _SERVER,
     "cli": (
-        *(*_RUNTIME, "banksman.sockets", "banksman.config", "banksman.cli", "banksman.__init__"),
+        *(*_RUNTIME, "banksman.sockets", "banksman.config", "banksman.cli", "banksman.__init__", "banksman.guard"),
         # `doctor` reads the file directly. Opening it as a host does would change it.
         *("banksman.store.sqlite.store_health", "banksman.cluster.log.cluster_health"),
         "banksman.cluster.log.store_check",

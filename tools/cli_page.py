@@ -30,13 +30,13 @@ CODES: dict[int, str] = {
     cli.NO_SERVER: "No server answers, or the server denied access.",
     cli.REFUSED: "The server refused the request. stderr has the reason.",
     cli.NOT_SAID: "Cannot write to stdout. The request may have been carried out.",
-    cli.OWN_FAILURE: "Only `exec`: Banksman itself failed. Few commands exit with this code.",
+    cli.OWN_FAILURE: "Only `exec` and `guard`: Banksman itself failed. Few commands exit so.",
     cli.INTERRUPTED: "Ctrl-C.",
 }
 _MORE = """\
-`exec` exits with the code of its command, or with 124 (timeout), 126 (the command cannot be run),
-127 (not found), 128+n (signal n). If the reader of a pipe exits early (`| head -1`), the verb exits
-with 141, as after SIGPIPE.
+`exec` and `guard` exit with the code of the command, or with 124 (timeout), 126 (the command cannot
+be run), 127 (not found), 128+n (signal n). If the reader of a pipe exits early (`| head -1`), the
+verb exits with 141, as after SIGPIPE.
 """
 
 _HEAD = """\

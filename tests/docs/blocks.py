@@ -27,6 +27,7 @@ SECONDS_MAX = 60.0
 TOOLS = (
     "bash",
     "cat",
+    "chmod",
     "curl",
     "echo",
     "expr",

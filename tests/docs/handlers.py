@@ -188,7 +188,9 @@ def profile(block: Block, folder: Path) -> None:
 
 
 def editor_entry(block: Block, _: Path) -> None:
-    (entry,) = json.loads(block.text)["agent_servers"].values()
+    """Parse the command line in the settings of an editor or of an MCP client."""
+    ((_, servers),) = json.loads(block.text).items()
+    (entry,) = servers.values()
     assert entry["command"] == "banksman"
     verb, *words = entry["args"]
     import_module(f"banksman.cli.commands.{verb}").parser().parse_args(words)

@@ -17,6 +17,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "run": {
         "run": "Open a session, ask one thing, print the answer, and close it.",
         "exec": "Run a command, and end its whole process tree.",
+        "guard": "Run a command in place, and end its tree when it or its caller is over.",
     },
     "talk to an agent": {
         "open": "Open a session with an agent.",
@@ -143,8 +144,10 @@ def _print(text: str, code: int) -> int:
     return code
 
 
-def _fill_standard_fds() -> None:
+def _fill_standard_fds(*, inheritable: bool) -> None:
     """Open /dev/null for each standard fd that is closed.
+
+    `inheritable`: the programs that this process starts get it too.
 
     The parent may have closed some of them (`>&-`). The next fds that this process opens would then
     get the numbers 0 to 2: an fd of the event loop, the store or a socket. A library that prints an
@@ -154,7 +157,7 @@ def _fill_standard_fds() -> None:
     import os  # noqa: PLC0415
 
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
+        os.set_inheritable(fd, inheritable)
     os.close(fd)
 
 
@@ -163,7 +166,8 @@ def _call(verb: str, words: list[str]) -> int:
 
     # `acp` hands its standard fds over to the editor protocol and checks them itself.
     if verb != "acp":
-        _fill_standard_fds()
+        # A guarded command gets the streams of the caller untouched: a closed one stays closed.
+        _fill_standard_fds(inheritable=verb != "guard")
     return int(import_module(f"banksman.cli.commands.{verb}").main(words))
 
 

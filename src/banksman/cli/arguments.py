@@ -7,14 +7,35 @@ the verbs that use a server. This module imports nothing of the server: `exec` s
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from typing import Any, NoReturn
 
 from banksman.cli import USAGE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 # Longer lines are hard to read, however wide the terminal is.
 WIDTH_MAX = 100
 WIDTH_MIN = 40
+# Without a terminal.
+COLUMNS = 80
+
+
+def _columns() -> int:
+    """Return the width of the terminal, as `shutil` does.
+
+    argparse needs it for every flag, and `shutil` imports compression libraries.
+    """
+    try:
+        return int(os.environ["COLUMNS"]) or COLUMNS
+    except (KeyError, ValueError):
+        pass
+    try:
+        return os.get_terminal_size(1).columns or COLUMNS
+    except OSError:
+        return COLUMNS  # stdout is no terminal.
 
 
 class Help(argparse.HelpFormatter):
@@ -25,9 +46,7 @@ class Help(argparse.HelpFormatter):
     """
 
     def __init__(self, prog: str) -> None:
-        import shutil  # noqa: PLC0415  Slow to import, and only help needs it.
-
-        width = min(max(shutil.get_terminal_size().columns, WIDTH_MIN), WIDTH_MAX)
+        width = min(max(_columns(), WIDTH_MIN), WIDTH_MAX)
         super().__init__(prog, max_help_position=min(30, width // 3), width=width - 1)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:

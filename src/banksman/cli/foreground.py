@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from banksman.cli.watches import Watches
 from banksman.commands.command import Command
 from banksman.commands.options import Options
 from banksman.commands.result import Ended, Finished
@@ -244,7 +245,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run_foreground(
-    launch: Launch, options: Options, *, is_quiet: bool
+    launch: Launch, options: Options, watches: Watches, *, is_quiet: bool
 ) -> tuple[Finished, int | None]:
     """Run the command to its end. Return its result and the signal that stopped it, or None.
 
@@ -254,7 +255,7 @@ def run_foreground(
         # Create the loop first, because that may fail. A coroutine object created before would then
         # warn that it was never awaited.
         runner.get_loop()
-        result = runner.run(_Foreground(launch, options, is_quiet=is_quiet).run())
+        result = runner.run(_Foreground(launch, options, watches, is_quiet=is_quiet).run())
     # The command is over and this process is about to exit. A user who holds Ctrl-C must see the
     # result and not a traceback.
     for number in _ENDING:
@@ -263,7 +264,10 @@ def run_foreground(
 
 
 class _Foreground:
-    def __init__(self, launch: Launch, options: Options, *, is_quiet: bool) -> None:
+    def __init__(
+        self, launch: Launch, options: Options, watches: Watches, *, is_quiet: bool
+    ) -> None:
+        self._watches = watches
         self._launch = launch
         self._options = options
         self._is_quiet = is_quiet
@@ -285,10 +289,14 @@ class _Foreground:
                 self._through = OutputPump(self._on_behind, self._on_broken)
                 options = dataclasses.replace(options, on_output=self._through.put)
             self._command = host.launch(self._launch, options)
-            if options.terminal is None or self._is_quiet:
-                finished = await self._finish(self._command)
-            else:
-                finished = await self._finish_at_terminal(self._command)
+            self._watches.begin(self._on_signal)
+            try:
+                if options.terminal is None or self._is_quiet:
+                    finished = await self._finish(self._command)
+                else:
+                    finished = await self._finish_at_terminal(self._command)
+            finally:
+                self._watches.end()
         if self._error is not None:
             raise self._error
         return finished, self._caught

@@ -1,7 +1,8 @@
 """Check and prepare a launch: argv, environment, folder and fds of a child, before it starts.
 
-A bad call raises an error here, and nothing is started. `attributes.py` checks the user and the
-limits. `spawn_request.py` (on macOS `portable.py`) starts the child.
+A bad call raises an error here, and nothing is started. `program.py` checks the words and the
+folder, and `attributes.py` the user and the limits. `spawn_request.py` (on macOS `portable.py`)
+starts the child.
 
 A child inherits the environment of this process, minus the scrubbed variables, plus the variables
 in `env`. `scrub` accepts three policies, and names of variables:
@@ -19,14 +20,14 @@ Variables that the caller puts into `env` are always kept.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from banksman.errors import ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.errors import UsageError
 from banksman.process import attributes, syscalls
 from banksman.process.attributes import Become, InheritedAttributes
+from banksman.process.program import argv_words, resolve_program, working_folder
 
 NESTING = frozenset(
     (
@@ -203,8 +204,8 @@ def prepare(
     `helper`: a program that runs commands with more privileges, such as `sudo -n`; see
     `attributes.py`.
     """
-    words = _argv_words(argv)
-    folder = _folder(cwd)
+    words = argv_words(argv)
+    folder = working_folder(cwd)
     ours: dict[bytes, bytes | None] = dict(TERMINAL) if has_terminal else {}
     become: Become | None = None
     if user is not None:
@@ -218,7 +219,7 @@ def prepare(
             words = attributes.words_by_helper(other, words, helper)
     built = build(env, inherit=inherit_env, scrub=scrub, ours=ours)
     return Launch(
-        path=_resolve(words[0], folder, built),
+        path=resolve_program(words[0], folder, built),
         argv=words,
         env=built,
         cwd=folder,
@@ -236,107 +237,12 @@ def _ender(helper: Sequence[str]) -> tuple[bytes, ...]:
 
     They are looked up now, by the PATH of this program, because the keeper has no PATH.
     """
-    words = _argv_words(helper)
+    words = argv_words(helper)
     ours = build(None, inherit=True)
-    program, kill = (os.path.abspath(_resolve(word, b".", ours)) for word in (words[0], b"kill"))
+    program, kill = (
+        os.path.abspath(resolve_program(word, b".", ours)) for word in (words[0], b"kill")
+    )
     return program, *words[1:], kill
-
-
-def _argv_words(argv: Any) -> tuple[bytes, ...]:
-    if isinstance(argv, str | bytes):
-        raise UsageError(
-            f"argv must be a list of words, not the text {argv!r}",
-            hint='pass a list; to use a shell, pass ["sh", "-c", "…"]',
-        )
-    try:
-        words = tuple(os.fsencode(word) for word in argv)
-    except TypeError as exc:
-        raise UsageError(
-            f"argv must be a list of words: {exc}", hint="write numbers as str(…)"
-        ) from exc
-    except UnicodeEncodeError as exc:
-        hint = "see sys.getfilesystemencoding(), or pass bytes"
-        raise UsageError(f"argv holds text that cannot be encoded: {exc}", hint=hint) from exc
-    if not words:
-        raise UsageError("argv is empty", hint="pass the program as its first word")
-    for word in words:
-        if b"\0" in word:
-            hint = "remove the NUL; no argument of a program can contain it"
-            raise UsageError(f"argv holds a NUL: {word!r}", hint=hint)
-    return words
-
-
-def _folder(cwd: Any) -> bytes:
-    if cwd is None:
-        return b"."
-    try:
-        folder = os.fsencode(cwd)
-        mode = os.stat(folder).st_mode
-    except (TypeError, ValueError) as exc:
-        hint = "pass the path of an existing folder"
-        raise UsageError(f"cwd cannot be {cwd!r}", hint=hint) from exc
-    except OSError as exc:
-        hint = "pass an existing folder as cwd"
-        raise UsageError(f"cannot start in {cwd!s}: {exc.strerror}", hint=hint) from exc
-    if not stat.S_ISDIR(mode):
-        hint = "pass an existing folder as cwd"
-        raise UsageError(f"cannot start in {cwd!s}: it is not a folder", hint=hint)
-    return folder
-
-
-def _resolve(word: bytes, folder: bytes, env: Mapping[bytes, bytes]) -> bytes:
-    """Find the program as the child would: by the child's PATH, relative to the child's folder."""
-    shown = os.fsdecode(word)
-    if b"/" in word:
-        candidates = [word]
-    elif word:
-        places = env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
-        # Not os.path.join: PATH is long, and this runs at every start.
-        candidates = [(place.rstrip(b"/") if place else b".") + b"/" + word for place in places]
-    else:
-        hint = "pass the program as the first word of argv"
-        raise ProgramNotFound("cannot run the program: its name is empty", hint=hint)
-    reason = hint = ""
-    for candidate in candidates:
-        # If the candidate is absolute, join() ignores the folder.
-        path = candidate if folder == b"." else os.path.join(folder, candidate)
-        try:
-            mode = os.stat(path).st_mode
-        except ValueError as exc:
-            hint = "pass the program as the first word of argv"
-            raise UsageError(f"cannot run {shown!r}: it is not a path", hint=hint) from exc
-        except OSError:
-            continue
-        if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            hint = hint if reason else "pass the path of a program"
-            reason = reason or f"{_shown(folder, candidate)} is {kind}"
-        elif not os.access(path, os.X_OK):
-            hint = hint if reason else "run chmod +x on it, or put its interpreter before it"
-            reason = reason or f"{_shown(folder, candidate)} is not executable"
-        else:
-            # A relative path means a file in the child's folder. If the child starts elsewhere than
-            # this process, the path is made absolute, because it would be wrong there.
-            return (
-                candidate if folder == b"." or os.path.isabs(candidate) else os.path.abspath(path)
-            )
-    if reason:
-        raise ProgramNotExecutable(f"cannot run {shown!r}: {reason}", hint=hint)
-    where = "at that path" if b"/" in word else "on PATH"
-    if b"/" not in word:
-        hint = "install it, or pass its full path"
-    elif os.path.isabs(word):
-        hint = "install it, or correct the path"
-    else:
-        hint = "pass its full path, or a path relative to cwd"
-    raise ProgramNotFound(f"there is no program {shown!r} {where}", hint=hint)
-
-
-def _shown(folder: bytes, candidate: bytes) -> str:
-    """Return the path of a candidate for people, without repeated `./`."""
-    if folder == b".":
-        return os.fsdecode(candidate)
-    return os.fsdecode(os.path.join(folder, candidate.removeprefix(b"./")))
 
 
 def _passable(pass_fds: Any) -> tuple[int, ...]:

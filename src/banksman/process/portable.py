@@ -45,7 +45,7 @@ from banksman.process import syscalls
 from banksman.process.keeper.newer_sweep import NEWER_GRACE_SECONDS, NEWER_KILL_SECONDS_MAX
 from banksman.process.launch import PIPES, Launch, Target
 from banksman.process.lease_page import LeasePage
-from banksman.process.spawn_request import start_error
+from banksman.process.start_errors import start_error
 from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
 
 # Interval of the looks with `ps`, and the time after KILL until the survivors are reported.

@@ -38,7 +38,8 @@ from banksman.process.keeper import messages
 from banksman.process.launch import PIPES, Launch, Target
 from banksman.process.lease_page import LeasePage
 from banksman.process.pipes import PipeWriter
-from banksman.process.spawn_request import SpawnRequest, start_error
+from banksman.process.spawn_request import SpawnRequest
+from banksman.process.start_errors import start_error
 from banksman.process.stdio import ChildStreams, Size, Stdin
 from banksman.process.sweep_requests import OpenSweeps, StartedSince
 from banksman.process.zygote_client import ZygoteHandle, socketpair, spawner

@@ -1,11 +1,9 @@
 """Request to start a child: an encoded order for its keeper, and fds, until a zygote takes them.
 
 The zygote forks a keeper, the parent process of the child, and the keeper carries out the order
-(`keeper/spare.py`). A start can fail at many steps, on both sides of the socket. This module has
-the host's side of it:
-- `SpawnRequest` owns the fds that the keeper is to get, and sends them with the order. A busy
-  zygote, or a kernel that has no room, delays the request.
-- `start_error` translates the step that failed in the keeper into an error for the caller.
+(`keeper/spare.py`). `SpawnRequest` owns the fds that the keeper is to get, and sends them with the
+order. A busy zygote, or a kernel that has no room, delays the request. If a step fails in the
+keeper, `start_errors.py` translates it into an error for the caller.
 """
 
 from __future__ import annotations
@@ -17,15 +15,7 @@ import marshal
 import os
 from collections.abc import Callable
 
-from banksman.errors import (
-    BanksmanError,
-    NotOwner,
-    ProgramNotExecutable,
-    UsageError,
-    no_room,
-)
 from banksman.process import syscalls
-from banksman.process.attributes import user_name
 from banksman.process.keeper import messages
 from banksman.process.launch import Launch
 from banksman.process.lease_page import LeasePage
@@ -85,6 +75,7 @@ class SpawnRequest:
             "user": launch.user,
             "ender": launch.ender,
             "is_agents": launch.is_agents,
+            **messages.OWN_SESSION,
         }
         # Each fd enters the list as soon as it exists, so that `close` finds it if a later step
         # fails.
@@ -164,39 +155,3 @@ def _write_order(data: bytes) -> int:
         syscalls.close(fd)
         raise
     return fd
-
-
-def start_error(
-    step: str, number: int, *, cwd: bytes = b".", uid: int | None = None
-) -> BanksmanError:
-    """Translate a failed step of the keeper into an error.
-
-    `cwd`: the child's folder. `uid`: the user of the child; None is the user of this process.
-    """
-    text = os.strerror(number)
-    if step == "exec" and number in (
-        errno.ENOEXEC,
-        errno.EACCES,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.ELOOP,
-    ):
-        hint = "check the interpreter in the script's first line (#!), or the binary's architecture"
-        return ProgramNotExecutable(f"cannot run the program: {text}", hint=hint)
-    if number == errno.E2BIG:
-        message = "cannot start the command: argv and env together exceed the kernel's limit"
-        return UsageError(message, hint="pass long data by stdin")
-    if step == "limits":
-        hint = "pass no hard limit above the current one; only root may raise it"
-        return UsageError(f"cannot set the limits: {text}", hint=hint)
-    if step == "cwd":
-        folder = "the current folder" if cwd == b"." else os.fsdecode(cwd)
-        hint = f"pass a cwd that user {user_name(uid)} may enter"
-        return UsageError(f"cannot start in {folder}: {text}", hint=hint)
-    if step == "lease":
-        hint = "use the session's new owner; check whether this host was overloaded or stopped"
-        return NotOwner("cannot start the command: the host's lease has expired", hint=hint)
-    if step == "user":
-        hint = "run this process with the right to change user and groups"
-        return UsageError(f"cannot change to that user: {text}", hint=hint)
-    return no_room(step, OSError(number, text))

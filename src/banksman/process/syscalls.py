@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
     import signal as signals
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 else:
     import _signal as signals
 
@@ -255,6 +255,37 @@ def _call(name: str, *arguments: int | bytes | None) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+# -- signals -------------------------------------------------------------------------------------
+# `si_code` of a signal that the kernel sent, such as Ctrl-C by a terminal.
+SI_KERNEL = 0x80
+# Size of one record of a signalfd: see signalfd(2).
+_SIGNAL_RECORD_BYTES = 128
+
+
+def signalfd(numbers: Iterable[int]) -> int:
+    """Open an fd that becomes readable when one of these signals is pending. Block them first."""
+    mask = sum(1 << (number - 1) for number in set(numbers))
+    # sigset_t of the C library has 128 bytes, of which the kernel uses the first 8.
+    data = mask.to_bytes(8, sys.byteorder) + bytes(120)
+    # SFD_CLOEXEC and SFD_NONBLOCK have the values of these flags.
+    return _call("signalfd", -1, data, os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def read_signals(fd: int) -> list[tuple[int, int]]:
+    """Return the number and the `si_code` of each pending signal of a signalfd."""
+    try:
+        data = read(fd, 16 * _SIGNAL_RECORD_BYTES)
+    except BlockingIOError:
+        return []
+    return [
+        (
+            int.from_bytes(data[at : at + 4], sys.byteorder),
+            int.from_bytes(data[at + 8 : at + 12], sys.byteorder, signed=True),
+        )
+        for at in range(0, len(data), _SIGNAL_RECORD_BYTES)
+    ]
 
 
 # -- poll and messages ---------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.process.count import marked
+from tests.thorough import thorough
 
 BANKSMAN = [sys.executable, "-m", "banksman"]
 # Prints "up" and stays for a minute. "deaf" ignores TERM. Its child is in a new session.
@@ -286,3 +287,51 @@ def test_exec_out_of_fds_fails_in_one_line() -> None:
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 125
     assert "Too many open files" in done.stderr
+
+
+# -- the caller and stdin --------------------------------------------------------------------------------------------
+CALLER = "import os, subprocess, sys; subprocess.Popen(sys.argv[1:]); os.write(1, b'up\\n'); sys.stdin.read()"
+
+
+@pytest.mark.parametrize("is_detached", [False, pytest.param(True, marks=thorough)])
+def test_exec_ends_with_its_parent_unless_hangups_are_ignored(is_detached: bool, marker: str) -> None:
+    script = f"setsid sleep 60 & echo is running; sleep 60; : {marker}"
+    words = [*BANKSMAN, "exec", "--grace", "0.2", "--", "sh", "-c", script, marker]
+    argv = [sys.executable, "-c", CALLER, *(["nohup"] if is_detached else []), *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as caller:
+        assert caller.stdout is not None
+        said = b""
+        while b"is running" not in said:
+            said += (piece := os.read(caller.stdout.fileno(), 4096))
+            assert piece
+        caller.kill()
+        caller.wait()
+        if is_detached:
+            # Nothing may happen, so there is nothing to wait for. The other case takes a fraction of this.
+            time.sleep(1.0)
+            [pid, *_] = [pid for pid in marked(marker) if b"exec" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+            os.kill(pid, signal.SIGTERM)
+    wait_gone(marker)
+
+
+def test_exec_ends_after_stdin_hung_up_if_asked() -> None:
+    done = run("--grace-after-eof", "0.1", "--", "sleep", "60", input="unread")
+    assert done.returncode == 128 + signal.SIGHUP
+
+
+def test_exec_ignores_the_end_of_stdin_by_default() -> None:
+    assert run("--", "sh", "-c", "sleep 0.5; cat", input="read late").stdout == "read late"
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        (["--memory", "30M"], "kept = bytearray(b'x') * (60 << 20)"),
+        pytest.param(["--pids", "3"], "import os; [os.fork() or time.sleep(60) for _ in range(6)]", marks=thorough),
+    ],
+)
+def test_exec_ends_a_tree_over_its_limit(flags: list[str], code: str) -> None:
+    done = run(*flags, "--", sys.executable, "-I", "-S", "-c", f"import time; {code}; time.sleep(60)")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert f"its process tree exceeds {flags[0]}" in done.stderr

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from banksman.cli import OWN_FAILURE
 from banksman.cli.arguments import Parser
+from banksman.cli.limit_flags import add_limits, environment, seconds
 from banksman.errors import (
     BanksmanError,
     MachineError,
@@ -25,6 +26,7 @@ from banksman.errors import (
     ProgramNotFound,
     UsageError,
 )
+from banksman.process.caller import open_caller
 from banksman.process.zygote_client import warm_up
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ TIMED_OUT, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 124, 126, 127, 128
 _NOTES = """\
 exit codes: the code of the command; 124 after either timeout, 125 if Banksman itself failed, 126 if
 the command cannot be run, 127 if it is not found, 128+n after signal n. Ctrl-C and TERM end the
-whole tree: TERM, then KILL after --grace; a second Ctrl-C kills at once.
+whole tree: TERM, then KILL after --grace; a second Ctrl-C kills at once. So does the death of the
+parent process, with code 129 as after HUP, unless HUP is ignored (nohup).
 
 With --pty, and by default if stdin, stdout and stderr are terminals, the command runs on a new
 terminal and gets all keys. Ctrl-C then goes to the foreground process of that terminal; three
@@ -55,17 +58,26 @@ def main(words: list[str]) -> int:
         # Check the inherited fds first: a number that is closed now may soon be an fd of this
         # process.
         arguments.fds = _fds(arguments.pass_fds)
+        # As early as possible: the caller may die at any time.
+        caller = _open_caller()
         # Start the helper process before the slower imports, so that both run in parallel.
         warm_up()
         launch, options = _order(arguments)
         with _without_ssl():
             from banksman.cli.foreground import run_foreground  # noqa: PLC0415
+            from banksman.cli.watches import Watches  # noqa: PLC0415
 
+        watches = Watches(
+            caller=caller,
+            grace_after_eof=arguments.grace_after_eof,
+            memory_bytes_max=arguments.memory,
+            processes_max=arguments.pids,
+        )
         # The objects that exist now live until the end. Freezing them spares every later
         # collection, including the one at exit, from visiting them.
         gc.freeze()
         gc.enable()
-        finished, caught = run_foreground(launch, options, is_quiet=arguments.json)
+        finished, caught = run_foreground(launch, options, watches, is_quiet=arguments.json)
         if arguments.json:
             # ASCII, so that the JSON is the same in every locale.
             print(_json(as_json(finished)), flush=True)
@@ -75,6 +87,9 @@ def main(words: list[str]) -> int:
             finished.stderr.keep()
         else:
             _say_what_matters(finished, caught)
+        if watches.exceeded is not None:
+            reason = f"its process tree exceeds --{watches.exceeded}"
+            print(f"banksman: ended the command: {reason}", file=sys.stderr)
     except BanksmanError as exc:
         return _report_error(exc, is_json=arguments.json)
     except BrokenPipeError:
@@ -152,6 +167,13 @@ def parser() -> Parser:
         default=2.0,
         help="seconds to wait for the end of the output (default: 2)",
     )
+    add(
+        "--grace-after-eof",
+        type=seconds,
+        metavar="S",
+        help="end the command S seconds after stdin hangs up (default: never)",
+    )
+    add_limits(flags)
     add("--cwd", metavar="D", help="working folder of the command")
     add(
         "--env",
@@ -228,13 +250,20 @@ def _order(arguments: argparse.Namespace) -> tuple[Launch, Options]:
     launch = prepare(
         command,
         cwd=arguments.cwd,
-        env=_environment(arguments.env),
+        env=environment(arguments.env),
         pass_fds=arguments.fds,
         # An inherited TERM already describes the user's terminal. Only without one a default is
         # needed.
         has_terminal=size is not None and "TERM" not in os.environ,
     )
     return launch, options
+
+
+def _open_caller() -> int:
+    """Return a pidfd of the parent process; -1 if it is not to be watched."""
+    # With SIGHUP ignored (nohup), the command is meant to outlive its caller.
+    is_detached = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return -1 if is_detached or sys.platform != "linux" else open_caller()
 
 
 def _terminal_size(arguments: argparse.Namespace) -> tuple[int, int] | None:
@@ -294,13 +323,6 @@ def _is_inherited(fd: int) -> bool:
         return os.get_inheritable(fd)
     except (OSError, OverflowError):
         return False
-
-
-def _environment(pairs: list[str]) -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair:
-            raise UsageError(f"--env {pair!r} is not of the form K=V")
-    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def _close_stdout() -> None:

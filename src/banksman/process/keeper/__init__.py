@@ -3,7 +3,8 @@
 They are the other end of `process/process.py`. These files run in separate processes, which a bare
 interpreter starts from `__main__.py`. They end process trees in place of the host. `messages.py`
 defines the messages that both ends exchange. In the host, `process/orphans.py` uses `sweep.py` and
-`proc_tree.py` too, for the trees of dead hosts.
+`proc_tree.py` too, for the trees of dead hosts. `banksman.guard` is a zygote for one command, and
+forks its keeper itself.
 
 **After a bug.** An exception ends a keeper with another status than `DUTY_DONE`. The zygote then
 takes over its tree and kills it, without a grace. If the zygote is dead too, nothing ends the tree.

@@ -37,6 +37,7 @@ from banksman.process.keeper import messages
 from banksman.process.keeper.newer_sweep import NewerSweep
 from banksman.process.keeper.outbox import KeeperOutbox
 from banksman.process.keeper.proc_tree import is_ignoring, survey
+from banksman.process.keeper.shared_group import signal_shared_group
 from banksman.process.keeper.spawn import milliseconds_until, wake_parent
 from banksman.process.keeper.sweep import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Helper, Sweep
 
@@ -74,6 +75,7 @@ class Keeper:
         leader: int,
         order: dict[str, Any],
         lease: LeaseTimer,
+        caller: int = -1,
     ) -> None:
         self._control = control
         self._host = host
@@ -86,7 +88,10 @@ class Keeper:
         self._leader_fd = syscalls.pidfd_open(leader)
         self._grace: float = order["grace"]
         self._linger: float = order["linger"]
-        self._has_terminal = order["terminal"] is not None
+        # The leader is in the process group of the host, because both share a terminal: see
+        # `shared_group.py`.
+        self._shares_group = order["group"] is not None
+        self._has_terminal = order["terminal"] is not None or self._shares_group
         self._phase = RUNNING
         self._has_exited = False
         # The leader is dead but a tracer holds its zombie: see `_on_exit`.
@@ -117,8 +122,12 @@ class Keeper:
         self._renew(order["deadline"])
         self._lease = lease
         self._poller = select.poll()
-        for fd in (self._leader_fd, control.fileno(), host, woken):
-            self._poller.register(fd, select.POLLIN)
+        # A pidfd of the process that started the host, if its death ends the tree too; else -1. The
+        # keeper watches it and not the host, because a host that shares a terminal may be stopped.
+        self._caller = caller
+        for fd in (self._leader_fd, control.fileno(), host, woken, caller):
+            if fd >= 0:
+                self._poller.register(fd, select.POLLIN)
         self._outbox = KeeperOutbox(control, self._poller)
         self._outbox.say(messages.STARTED, leader, os.getpid(), time.monotonic())
 
@@ -131,6 +140,7 @@ class Keeper:
             # because poll() would otherwise return immediately forever.
             if self._woken in ready:
                 syscalls.read(self._woken, 4096)
+                self._report_stop()
             if self._leader_fd in ready:
                 self._on_exit()
             # The socket before the pidfd: messages that the host sent before its death are still in
@@ -140,6 +150,8 @@ class Keeper:
                 self._on_control()
             elif self._host in ready:
                 self._on_host_gone()
+            if self._caller in ready:
+                self._on_caller_gone()
             # Reap before the deadlines are checked, so that a leader that has just exited is
             # reported as exited without a stop.
             self._reap()
@@ -279,6 +291,21 @@ class Keeper:
             if self._has_exited:
                 self._term_rest()
 
+    def _on_caller_gone(self) -> None:
+        # Readable from now on, so poll() would spin.
+        self._poller.unregister(self._caller)
+        self._caller = -1
+        if self._phase is RUNNING:
+            self._go_on_alone()
+
+    def _report_stop(self) -> None:
+        """Tell a host that shares the terminal that the leader was stopped, by Ctrl-Z mostly."""
+        if not self._shares_group or self._has_exited or self._phase is not RUNNING:
+            return
+        # Without WEXITED this takes no exit status away from `_on_exit`.
+        if syscalls.waitid(os.P_PID, self._leader, os.WSTOPPED | os.WNOHANG) is not None:
+            self._outbox.say(messages.STOPPED)
+
     def _renew(self, seconds: float | None) -> None:
         # Counted from now and not from the moment of sending. A message that waited in the socket
         # gives the host more time, never less.
@@ -376,6 +403,9 @@ class Keeper:
         # may have living members. Only this process reaps the leader, and it has one thread. So the
         # leader cannot be reaped between this check and the signal.
         if self._is_reaped or (self._has_exited and not to_group):
+            return
+        if to_group and self._shares_group:
+            signal_shared_group(self._leader, number)
             return
         try:
             (syscalls.killpg if to_group else syscalls.kill)(self._leader, number)

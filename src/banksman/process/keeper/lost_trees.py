@@ -1,8 +1,8 @@
 """Trees of lost keepers: the zygote sweeps their orphans, and reports in place of the keepers.
 
 A keeper is lost if it ended without proof that its tree is gone. The zygote is a subreaper too, so
-the orphans of that tree become its children. `zygote.py` decides when no orphan is left. The trees
-of dead hosts are another case: see `process/orphans.py`.
+the orphans of that tree become its children. `guard` does the same for its one keeper. The trees of
+dead hosts are another case: see `process/orphans.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class Orphans:
     def __init__(self, reap: Callable[[], None]) -> None:
         self.controls: list[int] = []
         self._statuses: dict[int, int] = {}
+        # Count of reaped orphans. `end` compares it before and after a look.
+        self._reaped = 0
+        self._reap = reap
         self.begin_anew()
         self._sweep = Sweep(os.getpid(), reap)
 
@@ -53,22 +56,42 @@ class Orphans:
         The leaders are among these orphans. A tree that forks and exits without end has no bound,
         so the first STATUSES_MAX entries stay.
         """
+        self._reaped += len(statuses)
         self._statuses.update(statuses)
         for pid in list(self._statuses)[STATUSES_MAX:]:
             del self._statuses[pid]
 
-    @property
-    def is_begun_anew(self) -> bool:
-        """True if `begin_anew` was called since the last round began."""
-        return self.next_round == 0.0
-
     def is_due(self) -> bool:
         return time.monotonic() >= self.next_round
 
-    def sweep(self, guards: set[int]) -> bool:
-        """Run one round. True if it has found no orphan.
+    def end(self, guards: Callable[[], set[int]]) -> bool:
+        """Run one round. True if no orphan is left, and every host that waits has its report.
 
-        That alone is no proof: see `Zygote._sweep_orphans`.
+        `guards`: returns the children of this process that are not orphans.
+        """
+        # Reap first. The orphans that are counted below then died during the look.
+        self._reap()
+        reaped_before = self._reaped
+        if not self._sweep_round(guards()):
+            return False
+        # ECHILD is no proof here, because the keepers are children of this process too. The proof
+        # here is different. A process that escaped the look was born during it, and its parent died
+        # during it. That parent (or an ancestor that died in the same way) is now a zombie of this
+        # process. So if the look found nothing, and nothing was reaped after it, no orphan is left.
+        self._reap()
+        is_proven = self._reaped == reaped_before
+        # If another keeper was lost during the look, its orphans have to be swept first.
+        # `begin_anew` has reset the time then. The clock does not tell: on a busy machine a look
+        # takes longer than the pause between two looks.
+        if not is_proven or self.next_round == 0.0:
+            return False
+        self.report([])
+        # They are proven gone, so a failure here leaves no tree.
+        assert not self.controls
+        return True
+
+    def _sweep_round(self, guards: set[int]) -> bool:
+        """Run one round. True if it has found no orphan. That alone is no proof: see `end`.
 
         After SWEEP_SECONDS_MAX the survivors are reported, and the rounds continue at a slower
         pace.

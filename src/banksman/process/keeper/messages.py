@@ -30,6 +30,8 @@ interpreter. No other process can open the socketpair between them.
       (FAILED, step, errno)                nothing runs
       (EXITED, code, signal, at, by_itself)  sent while the leader is a zombie
       (ACTED, rung, at, by_lease)          the keeper took a rung without an order
+      (STOPPED,)                           the leader was stopped (Ctrl-Z); only for a command
+                                           that shares the terminal of its caller
       (SWEPT, [(pid, command), …])         processes ended besides the leader; may be repeated
       (GONE, [(pid, command, why), …])     the tree is gone, except these survivors
       (SWEEP_REPORT, number, [(pid, command), …], [(pid, command, why), …], is_over)
@@ -55,16 +57,22 @@ if TYPE_CHECKING:
 SPAWN, KILL_KEEPER = "spawn", "kill-keeper"
 TERM, REST, KILL, SIGNAL, RENEW, SWEEP = "term", "rest", "kill", "signal", "renew", "sweep"
 HURRY = "hurry"
-STARTED, FAILED, EXITED, ACTED, SWEPT, GONE, LOST = (
+STARTED, FAILED, EXITED, ACTED, STOPPED, SWEPT, GONE, LOST = (
     "started",
     "failed",
     "exited",
     "acted",
+    "stopped",
     "swept",
     "gone",
     "lost",
 )
 SWEEP_REPORT = "sweep-report"
+
+# The part of an order that says how the command relates to its caller. `group`: the process group
+# that it joins; None makes it the leader of a new session. `mask` and `ignored`: the signals that
+# are blocked and ignored in it. Only `guard` passes other values than these.
+OWN_SESSION: dict[str, Any] = {"group": None, "mask": (), "ignored": ()}
 
 # Process names of keepers, as `ps` shows them; the kernel allows 15 bytes. Servers of this user
 # recognise an agent's tree by the name of its keeper.

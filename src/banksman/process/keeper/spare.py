@@ -102,6 +102,25 @@ def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None
     control_fd, cwd, *fds = fds
     page = fds.pop(0) if order["has_lease"] else None
     control = _socket.socket(fileno=control_fd)
+    supervise(order, control, cwd, fds, host, woken, page=page)
+
+
+def supervise(  # noqa: PLR0917
+    order: dict[str, Any],
+    control: _socket.socket,
+    cwd: int,
+    fds: list[int],
+    host: int,
+    woken: tuple[int, int],
+    *,
+    page: int | None = None,
+    caller: int = -1,
+) -> None:
+    """Start the command of a decoded order and supervise it until its tree is gone.
+
+    `page`: an fd of the lease page. `caller`: a pidfd of the process whose death ends the tree, in
+    addition to the host; see `Keeper`.
+    """
     if is_spoken_to(control):
         # The host has closed its end or ordered a stop before the start. The caller may have been
         # informed that the command is over, so it must not start now. A message that arrives after
@@ -130,8 +149,8 @@ def keep(data: bytes, fds: list[int], host: int, woken: tuple[int, int]) -> None
     # From the spawn to the loop of the keeper nothing watches the tree. An exception in between
     # ends this process, and the zygote ends the tree.
     os.chdir("/")
-    close_all_but(0, 1, 2, control_fd, host, *woken)
-    Keeper(control, host, woken[0], leader, order, lease).stay()
+    close_all_but(0, 1, 2, control.fileno(), host, *woken, caller)
+    Keeper(control, host, woken[0], leader, order, lease, caller).stay()
 
 
 def rehearse(host: int) -> None:
@@ -155,6 +174,7 @@ def rehearse(host: int) -> None:
         },
         **{"targets": [1, 2], "grace": 5.0, "linger": 0.3, "deadline": None, "has_lease": False},
         **{"terminal": None, "user": None, "ender": None, "is_agents": False},
+        **messages.OWN_SESSION,
     }
     # Encoding and decoding once warms up `marshal` too.
     order = marshal.loads(

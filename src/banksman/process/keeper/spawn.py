@@ -10,6 +10,7 @@ exec():
   RLIMIT_CPU or a low RLIMIT_NOFILE would end the keeper before its tree.
 - A command with a controlling terminal. Only the leader of a session can acquire one.
 - A command of another user. The keeper must not become that user.
+- A command that starts with ignored signals. posix_spawn can only reset them.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ class SpawnFailed(Exception):
 
 
 def spawn(order: Order, cwd: int, fds: list[int]) -> int:
-    """Start the command of `order` in a new session and return its pid.
+    """Start the command of `order` and return its pid.
 
-    `cwd`: an fd of the working directory. `fds`: they become `order["targets"]` in the child.
+    The command leads a new session, or joins the process group `order["group"]`. `cwd`: an fd of
+    the working directory. `fds`: they become `order["targets"]` in the child.
     """
     targets: list[int] = order["targets"]
     assert len(fds) == len(targets)
@@ -62,7 +64,7 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
         syscalls.fchdir(cwd)
     except OSError as exc:
         raise SpawnFailed("cwd", exc.errno or 0) from exc
-    if order["limits"] or order["terminal"] is not None or order["user"]:
+    if order["limits"] or order["terminal"] is not None or order["user"] or order["ignored"]:
         return _fork_exec(order, fds, targets)
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(fds, targets, strict=True)]
     path, argv, env = order["path"], order["argv"], order["env"]
@@ -71,16 +73,20 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
     # breaks on fds over 1023.
     set_soft_nofile(order["nofile"])
     # setsid makes the child the leader of a new session and a new group. So the keeper can signal
-    # the group by the child's pid.
+    # the group by the child's pid. A command that shares the terminal of its caller joins the
+    # caller's group instead.
+    placed: dict[str, Any] = {"setsid": True}
+    if order["group"] is not None:
+        placed = {"setpgroup": order["group"]}
     try:
         return syscalls.posix_spawn(
             path,
             argv,
             env,
             file_actions=actions,
-            setsid=True,
-            setsigmask=(),
+            setsigmask=order["mask"],
             setsigdef=DEFAULT_SIGNALS,
+            **placed,
         )
     except OSError as exc:
         raise SpawnFailed("exec", exc.errno or 0) from exc
@@ -166,7 +172,10 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
         assert tell not in targets
         # A session leader without a terminal: the precondition for `_take_terminal`, and the leader
         # of the group that the keeper signals.
-        syscalls.setsid()
+        if order["group"] is None:
+            syscalls.setsid()
+        else:
+            os.setpgid(0, order["group"])
         for fd, target in zip(fds, targets, strict=True):
             os.dup2(fd, target, inheritable=True)
         if order["terminal"] is not None:
@@ -193,7 +202,7 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
         step = "exec"
         # As late as possible: until here the handlers of the keeper protect the child against stray
         # signals.
-        _reset_signals()
+        _reset_signals(order)
         syscalls.execve(order["path"], order["argv"], order["env"])
     except OSError as exc:
         os.write(tell, f"{step}:{exc.errno}".encode())
@@ -235,13 +244,14 @@ def _set_limits(limits: Order) -> None:
         resource.setrlimit(number, pair)
 
 
-def _reset_signals() -> None:
+def _reset_signals(order: Order) -> None:
     # exec() resets handlers but keeps ignored signals ignored.
     for number in DEFAULT_SIGNALS:
-        signals.signal(number, signals.SIG_DFL)
+        is_ignored = number in order["ignored"]
+        signals.signal(number, signals.SIG_IGN if is_ignored else signals.SIG_DFL)
     # The signal mask survives exec() too. A command that starts with a blocked TERM could not be
-    # stopped politely.
-    signals.pthread_sigmask(signals.SIG_SETMASK, ())
+    # stopped politely. Only `guard` passes the mask of its caller on.
+    signals.pthread_sigmask(signals.SIG_SETMASK, order["mask"])
 
 
 # Plain numbers: the `signal` module costs memory in each keeper (see `syscalls.py`).

@@ -118,8 +118,6 @@ class Zygote:
         self._dues: dict[int, tuple[float, bool]] = {}
         self._spare: Spare | None = None
         self._orphans: Orphans | None = None
-        # Count of reaped orphans. `_sweep_orphans` compares it before and after a look.
-        self._orphans_reaped = 0
         self._poller = select.poll()
         for fd in (requests.fileno(), host, self._woken):
             self._poller.register(fd, select.POLLIN)
@@ -143,7 +141,7 @@ class Zygote:
             if self._dues:
                 self._on_dues()
             if self._orphans is not None and self._orphans.is_due():
-                self._sweep_orphans(self._orphans)
+                self._end_orphans(self._orphans)
         # Each deadline belongs to a keeper in the table, and both are removed together. A deadline
         # that is left would be a kill by number of a reaped process. Nothing is guarded at this
         # point, so a failure leaves no tree.
@@ -156,27 +154,9 @@ class Zygote:
             dues.append(self._orphans.next_round)
         return min(map(milliseconds_until, dues), default=None)
 
-    def _sweep_orphans(self, orphans: Orphans) -> None:
-        # Reap first. The orphans that are counted below then died during the look.
-        self._reap()
-        reaped_before = self._orphans_reaped
-        if orphans.sweep(self._guards()):
-            # ECHILD is no proof here, because the keepers are children of the zygote too. The proof
-            # here is different. A process that escaped the look was born during it, and its parent
-            # died during it. That parent (or an ancestor that died in the same way) is now a zombie
-            # of the zygote. So if the look found nothing, and nothing was reaped after it, no
-            # orphan is left.
-            self._reap()
-            is_proven = self._orphans_reaped == reaped_before
-            # If another keeper was lost during the look, its orphans have to be swept first. A flag
-            # is needed, because the clock does not tell: on a busy machine a look takes longer than
-            # the pause between two looks.
-            if is_proven and not orphans.is_begun_anew:
-                orphans.report([])
-                # Every host that waits for these orphans has its report. They are proven gone, so a
-                # failure here leaves no tree.
-                assert not orphans.controls
-                self._orphans = None
+    def _end_orphans(self, orphans: Orphans) -> None:
+        if orphans.end(self._guards):
+            self._orphans = None
 
     def _guards(self) -> set[int]:
         """The children of the zygote that are not orphans."""
@@ -381,7 +361,6 @@ class Zygote:
                 self._spare.orders.close()
                 self._spare = None
             elif kept is None:
-                self._orphans_reaped += 1
                 statuses[pid] = status
             elif os.WIFEXITED(status) and os.WEXITSTATUS(status) == messages.DUTY_DONE:
                 # The exit status is the keeper's proof that its tree is gone. Any other end leaves

@@ -1,0 +1,59 @@
+"""Limits of a whole process tree: its memory and its number of processes, looked at every second.
+
+`guard` and `exec` use this. The kernel's limits do not do it without a control group, which needs
+rights that a user may not have: RLIMIT_AS counts the address space of one process, and RLIMIT_NPROC
+all processes of a user. A tree over its limit is ended, up to a second later.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from banksman.process import syscalls
+from banksman.process.keeper.proc_tree import descendants
+
+LOOK_SECONDS = 1.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class TreeLimits:
+    """Limits of the descendants of one process.
+
+    `memory_bytes_max`: None is no limit. Counts the resident memory that is not shared with a file,
+    as the sum over all processes. `processes_max`: None is no limit.
+    """
+
+    def __init__(self, root: int, memory_bytes_max: int | None, processes_max: int | None) -> None:
+        assert root > 1
+        self._root = root
+        self._memory_bytes_max = memory_bytes_max
+        self._processes_max = processes_max
+        self.next_look: float | None = None
+        if memory_bytes_max is not None or processes_max is not None:
+            self.next_look = time.monotonic()
+
+    def exceeded(self) -> str | None:
+        """Look if it is time to. Return the name of a limit that is exceeded: memory or pids."""
+        now = time.monotonic()
+        if self.next_look is None or now < self.next_look:
+            return None
+        self.next_look = now + LOOK_SECONDS
+        try:
+            pids = [pid for pid, _start in descendants(self._root, near=False)]
+        except OSError:
+            return None  # No memory or fds for a scan. The next look may succeed.
+        if self._processes_max is not None and len(pids) > self._processes_max:
+            return "pids"
+        if self._memory_bytes_max is None:
+            return None
+        return "memory" if sum(map(_memory_bytes, pids)) > self._memory_bytes_max else None
+
+
+def _memory_bytes(pid: int) -> int:
+    try:
+        # Pages: in total, resident, shared with files.
+        _, resident, shared = map(int, syscalls.read_proc(f"{pid}/statm", 256).split()[:3])
+    except (OSError, ValueError):
+        return 0  # The process has exited.
+    return max(0, resident - shared) * _PAGE_BYTES
