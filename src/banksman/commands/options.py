@@ -23,6 +23,7 @@ from banksman.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process.launch import PIPES, Target
+from banksman.process.stdio import Stdin as Source
 
 HINT = (
     'pass None, subprocess.DEVNULL, "inherit", '
@@ -93,7 +94,8 @@ def _open_fd(name: str, wanted: Any, fd: Any) -> int:
 
 
 OnOutput = Callable[[str, bytes], None]
-Stdin = bytes | Literal["pipe", "inherit"] | None
+# An int is a file descriptor.
+Stdin = bytes | int | Literal["pipe", "inherit"] | None
 # True for a terminal of the usual size, or a tuple of rows and columns.
 Pty = bool | tuple[int, int]
 ROWS, COLUMNS = 24, 80
@@ -104,7 +106,7 @@ class Options:
     """Checked options of one command.
 
     - `timeout`, `idle_timeout`: seconds; None means no limit.
-    - `stdin`: None is /dev/null. Bytes are written, then stdin is closed.
+    - `stdin`: None is /dev/null. Bytes are written, then stdin is closed. An int is an open fd.
     - `pty`: a terminal in place of stdin, stdout and stderr. `terminal` has its size, or None.
     - `stdout`, `stderr`: None means captured; see the module. `outputs` has the parsed targets.
     - `keep_output`: False keeps nothing of the captured output.
@@ -150,13 +152,15 @@ class Options:
         stdin: Any = self.stdin
         if isinstance(stdin, bytearray):
             object.__setattr__(self, "stdin", bytes(stdin))
+        elif _is_int(stdin):
+            _open_fd("stdin", stdin, stdin)
         elif not (stdin is None or isinstance(stdin, bytes) or stdin in ("pipe", "inherit")):
-            hint = 'pass None, bytes, "pipe" or "inherit"; encode text to bytes'
+            hint = 'pass None, bytes, an fd, "pipe" or "inherit"; encode text to bytes'
             raise UsageError(f"stdin cannot be {stdin!r:.60}", hint=hint)
         if self.terminal is not None and stdin is not None:
             hint = "leave out one of them; write to the command to send input to its terminal"
             raise UsageError("cannot use both pty and stdin: the terminal is the stdin", hint=hint)
-        if self.eof is not None and stdin in (None, "inherit"):
+        if self.eof is not None and (stdin in (None, "inherit") or _is_int(stdin)):
             hint = 'pass stdin="pipe" or bytes; Banksman closes no terminal and no inherited stdin'
             message = "cannot use eof: the command has no stdin that can be closed"
             raise UsageError(message, hint=hint)
@@ -191,6 +195,13 @@ class Options:
         if not isinstance(pty, tuple | list) or len(cast(Sequence[Any], pty)) != 2:
             raise UsageError(f"pty cannot be {pty!r:.60}", hint="pass True, or (rows, columns)")
         return check_size(*cast(Sequence[Any], pty))
+
+    @property
+    def source(self) -> Source:
+        """Source of stdin, as the process takes it."""
+        if self.stdin is None:
+            return "null"
+        return "pipe" if isinstance(self.stdin, bytes) else self.stdin
 
     @property
     def timings(self) -> Timings:
