@@ -17,7 +17,6 @@ import unittest
 from typing import Any
 
 import pytest
-from tests.thorough import thorough
 
 import banksman.asyncio
 
@@ -57,8 +56,6 @@ APPLIES: dict[tuple[int, int], tuple[str, ...]] = {
     ),
     (3, 13): ("subprocess_send_signal_race",),
 }
-# These sleep for a second or more.
-SLOW = {"kill_issue43884", "read_stdout_after_process_exit", "subprocess_send_signal_race"}
 _LOOP = "it calls loop.subprocess_exec, a method of asyncio's loop"
 _POPEN = "it replaces subprocess.Popen, which starts no child here"
 _BASE = "it tests the class BaseSubprocessTransport, which is not used here"
@@ -106,6 +103,8 @@ SUITE = load_suite()
 class Case(SUITE.SubprocessMixin, SUITE.test_utils.TestCase):
     """The mixin of CPython's tests with a loop that ends as in `asyncio.run`, and without a child watcher."""
 
+    __test__ = False  # The tests below run it.
+
     def setUp(self) -> None:
         super().setUp()
         self.loop = asyncio.new_event_loop()
@@ -135,7 +134,7 @@ def test_suite_calls_the_functions_of_banksman() -> None:
         assert namespace.create_subprocess_shell is banksman.asyncio.create_subprocess_shell
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=thorough if name in SLOW else ()) for name in NAMES])
+@pytest.mark.parametrize("name", NAMES)
 def test_cpython_test_passes(name: str) -> None:
     result = unittest.TestResult()
     Case(f"test_{name}").run(result)
