@@ -17,6 +17,7 @@ import unittest
 from typing import Any
 
 import pytest
+from tests.thorough import thorough
 
 import banksman.asyncio
 
@@ -56,6 +57,8 @@ APPLIES: dict[tuple[int, int], tuple[str, ...]] = {
     ),
     (3, 13): ("subprocess_send_signal_race",),
 }
+# These sleep for a second or more.
+SLOW = {"kill_issue43884", "read_stdout_after_process_exit", "subprocess_send_signal_race"}
 _LOOP = "it calls loop.subprocess_exec, a method of asyncio's loop"
 _POPEN = "it replaces subprocess.Popen, which starts no child here"
 _BASE = "it tests the class BaseSubprocessTransport, which is not used here"
@@ -134,7 +137,7 @@ def test_suite_calls_the_functions_of_banksman() -> None:
         assert namespace.create_subprocess_shell is banksman.asyncio.create_subprocess_shell
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=thorough if name in SLOW else ()) for name in NAMES])
 def test_cpython_test_passes(name: str) -> None:
     result = unittest.TestResult()
     Case(f"test_{name}").run(result)

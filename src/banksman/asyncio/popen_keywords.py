@@ -120,15 +120,16 @@ def _passed_fds(wanted: Iterable[int], *, closes: bool) -> list[int]:
     """
     fds = set(wanted)
     if not closes:
-        fds.update(filter(_is_inheritable, map(int, os.listdir("/dev/fd"))))
+        fds.update(filter(is_inheritable, map(int, os.listdir("/dev/fd"))))
     return sorted(fd for fd in fds if fd > 2)
 
 
-def _is_inheritable(fd: int) -> bool:
+def is_inheritable(fd: int) -> bool:
+    """Whether a child of this process would inherit the fd. False if the fd is closed."""
     try:
         return os.get_inheritable(fd)
     except OSError:
-        return False  # The fd that listed the folder. It is closed already.
+        return False
 
 
 def _identity(

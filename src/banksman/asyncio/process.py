@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, SubprocessStreamProtocol
 from asyncio.subprocess import Process as AsyncioProcess
@@ -19,6 +18,7 @@ from banksman.asyncio.popen_keywords import (
     PopenKeywords,
     Text,
     check_keywords,
+    is_inheritable,
     launch_of,
     os_errors,
 )
@@ -127,11 +127,8 @@ async def _create(
 def _target(number: int, wanted: Redirect) -> int:
     """Return the fd of a standard stream that is not a pipe, or `DEVNULL` or `STDOUT`."""
     if wanted is None:
-        try:
-            os.fstat(number)
-        except OSError:
-            return DEVNULL  # This process has closed the stream that the child would inherit.
-        return number
+        # Not inheritable: this process has closed the stream, and may have opened another file since.
+        return number if is_inheritable(number) else DEVNULL
     fd = wanted if isinstance(wanted, int) else wanted.fileno()
     if fd == STDOUT and number != 2:
         raise ValueError("STDOUT can only be used for stderr")
