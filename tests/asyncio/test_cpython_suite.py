@@ -109,7 +109,7 @@ class Case(SUITE.SubprocessMixin, SUITE.test_utils.TestCase):
     __test__ = False  # The tests below run it.
 
     def setUp(self) -> None:
-        super().setUp()
+        super().setUp()  # pyright: ignore[reportUnknownMemberType]
         self.loop = asyncio.new_event_loop()
         self.set_event_loop(self.loop)
         self.addCleanup(self.end_loop)
@@ -119,9 +119,10 @@ class Case(SUITE.SubprocessMixin, SUITE.test_utils.TestCase):
 
 
 def test_suite_lists_every_test_of_cpython() -> None:
+    members: list[Any] = list(vars(SUITE).values())
     found = {
         getattr(kind, name).__qualname__
-        for kind in vars(SUITE).values()
+        for kind in members
         if isinstance(kind, type) and issubclass(kind, unittest.TestCase)
         for name in unittest.TestLoader().getTestCaseNames(kind)
     }

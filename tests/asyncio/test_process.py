@@ -42,9 +42,8 @@ HAS_DEAF_DAEMON = HAS_DAEMON.replace("os.setsid()", "os.setsid(); be_deaf()")
 
 
 async def start(code: str, marker: str, *words: object, **keywords: Any) -> Process:
-    process = await basyncio.create_subprocess_exec(*child(code, marker, *words), **{"stdout": PIPE, **keywords})
-    assert process.stdout is not None or keywords
-    return process
+    how: dict[str, Any] = {"stdout": PIPE, **keywords}
+    return await basyncio.create_subprocess_exec(*child(code, marker, *words), **how)
 
 
 async def read_line(process: Process) -> str:

@@ -127,7 +127,7 @@ async def _create(
 def _target(number: int, wanted: Redirect) -> int:
     """Return the fd of a standard stream that is not a pipe, or `DEVNULL` or `STDOUT`."""
     if wanted is None:
-        # Not inheritable: this process has closed the stream, and may have opened another file since.
+        # Not inheritable: this process has closed the stream. Its number may be another file now.
         return number if is_inheritable(number) else DEVNULL
     fd = wanted if isinstance(wanted, int) else wanted.fileno()
     if fd == STDOUT and number != 2:
