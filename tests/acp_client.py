@@ -4,20 +4,27 @@ MODULE is `acp` or `banksman.acp`. The program gets its order as one line of JSO
 and the folder of the agent, and the prompts. It answers each permission request with the first option that allows. For
 each prompt it prints one line of JSON: the stop reason and the text. After the next line on stdin it closes the agent
 and exits.
+
+`client` runs the program, and `replies` reads its answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import asyncio.subprocess
+import contextlib
 import importlib
 import json
+import subprocess
 import sys
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from acp import PROTOCOL_VERSION, Client, text_block
 from acp.schema import AllowedOutcome, ClientCapabilities, PermissionOption, RequestPermissionResponse
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 LIFE_SECONDS_MAX = 250
 
 
@@ -33,6 +40,29 @@ class Reply(TypedDict):
     text: str
 
 
+# -- from outside ----------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def client(module: str, order: Order) -> Generator[subprocess.Popen[str]]:
+    """Run the program with this order, and kill it at the end if it still lives."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.acp_client", module], cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True
+    ) as program:
+        try:
+            assert program.stdin is not None
+            print(json.dumps(order), file=program.stdin, flush=True)
+            yield program
+        finally:
+            program.kill()
+
+
+def replies(program: subprocess.Popen[str], number: int) -> list[Reply]:
+    """Read the answers to the next prompts."""
+    assert program.stdout is not None
+    return [json.loads(program.stdout.readline()) for _ in range(number)]
+
+
+# -- the program -----------------------------------------------------------------------------------------------------
 class Recorder:
     """Client that records the agent's text and allows everything."""
 

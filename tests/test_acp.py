@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import json
 import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Generator
 from pathlib import Path
@@ -22,8 +19,9 @@ import pytest
 from acp import PROTOCOL_VERSION, Client, text_block
 from acp.schema import ClientCapabilities
 from tests import acp_client
+from tests.acp_client import client, replies
 from tests.agents import count
-from tests.process.helpers import REPOSITORY, run_program, wait_until
+from tests.process.helpers import run_program, wait_until
 from tests.thorough import thorough
 
 import banksman.acp
@@ -65,25 +63,6 @@ def side(tmp_path: Path) -> Generator[Side]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not side.alive(), "the end of the control's processes")
-
-
-@contextlib.contextmanager
-def client(module: str, order: acp_client.Order) -> Generator[subprocess.Popen[str]]:
-    """Run a client program with this order."""
-    pipe = subprocess.PIPE
-    words = [sys.executable, "-m", "tests.acp_client", module]
-    with subprocess.Popen(words, cwd=REPOSITORY, stdin=pipe, stdout=pipe, text=True) as program:
-        try:
-            assert program.stdin is not None
-            print(json.dumps(order), file=program.stdin, flush=True)
-            yield program
-        finally:
-            program.kill()
-
-
-def replies(program: subprocess.Popen[str], number: int) -> list[acp_client.Reply]:
-    assert program.stdout is not None
-    return [json.loads(program.stdout.readline()) for _ in range(number)]
 
 
 # -- the same as in the SDK ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.subprocess
 import importlib.util
+import inspect
 import sys
 import types
 import unittest
@@ -119,11 +120,10 @@ class Case(SUITE.SubprocessMixin, SUITE.test_utils.TestCase):
 
 
 def test_suite_lists_every_test_of_cpython() -> None:
-    members: list[Any] = list(vars(SUITE).values())
     found = {
         getattr(kind, name).__qualname__
-        for kind in members
-        if isinstance(kind, type) and issubclass(kind, unittest.TestCase)
+        for _, kind in inspect.getmembers(SUITE, inspect.isclass)
+        if issubclass(kind, unittest.TestCase)
         for name in unittest.TestLoader().getTestCaseNames(kind)
     }
     listed = {f"SubprocessMixin.test_{name}" for name in NAMES}
