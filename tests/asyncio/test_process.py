@@ -17,7 +17,17 @@ from typing import Any
 
 import pytest
 import uvloop
-from tests.process.helpers import alive, child, run_program, rungs, running_program, wait_none, wait_until
+from tests.process.helpers import (
+    alive,
+    child,
+    frozen,
+    run_program,
+    rungs,
+    running_program,
+    wait_none,
+    wait_until,
+    zygote_pid,
+)
 from tests.thorough import thorough
 
 from banksman import Ended
@@ -168,14 +178,18 @@ async def test_invalid_signal_is_an_os_error(marker: str) -> None:
 
 
 async def test_cancelled_creation_leaves_nothing(marker: str) -> None:
-    # The last of these cancellations come after the request to the zygote.
-    for passes in range(30):
-        creation = asyncio.create_task(start("stay()", marker, stdin=PIPE))
-        for _ in range(passes):
-            await asyncio.sleep(0)
-        creation.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await creation
+    """The cancellation comes at every step of a start, up to the request to a zygote that does not answer yet."""
+    with frozen(zygote_pid()):
+        for passes in range(20):
+            creation = asyncio.create_task(start("stay()", marker, stdin=PIPE))
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            creation.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await creation
+    # The zygote answers this request after the others.
+    process = await start("hear()", marker, stdin=PIPE)
+    await process.communicate(b"")
     wait_none(marker)
 
 

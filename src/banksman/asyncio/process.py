@@ -115,7 +115,7 @@ async def _create(
                     for number, wanted in enumerate(streams)
                 ]
                 stdin = None if fds[0] == DEVNULL else fds[0]
-                transport.start(launch, Options(stdin=stdin, stdout=fds[1], stderr=fds[2]))
+                transport.start(launch, Options(stdin_fd=stdin, stdout=fds[1], stderr=fds[2]))
             await transport.wait_started()
         except BaseException:
             # Also after a cancellation: the child may run already, and no caller has it.

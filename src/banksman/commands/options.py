@@ -94,8 +94,7 @@ def _open_fd(name: str, wanted: Any, fd: Any) -> int:
 
 
 OnOutput = Callable[[str, bytes], None]
-# An int is a file descriptor.
-Stdin = bytes | int | Literal["pipe", "inherit"] | None
+Stdin = bytes | Literal["pipe", "inherit"] | None
 # True for a terminal of the usual size, or a tuple of rows and columns.
 Pty = bool | tuple[int, int]
 ROWS, COLUMNS = 24, 80
@@ -106,7 +105,7 @@ class Options:
     """Checked options of one command.
 
     - `timeout`, `idle_timeout`: seconds; None means no limit.
-    - `stdin`: None is /dev/null. Bytes are written, then stdin is closed. An int is an open fd.
+    - `stdin`: None is /dev/null. Bytes are written, then stdin is closed.
     - `pty`: a terminal in place of stdin, stdout and stderr. `terminal` has its size, or None.
     - `stdout`, `stderr`: None means captured; see the module. `outputs` has the parsed targets.
     - `keep_output`: False keeps nothing of the captured output.
@@ -130,6 +129,8 @@ class Options:
     eof: float | None = None
     # For agents: the session keeps their stdout elsewhere.
     keeps_stdout: bool = True
+    # For the drop-ins: stdin is a copy of this fd, in place of `stdin`.
+    stdin_fd: int | None = None
     # No caller will write to the terminal: the end of input is sent immediately.
     ends_input: bool = False
     outputs: tuple[Target, Target] = field(init=False, default=PIPES)
@@ -152,15 +153,13 @@ class Options:
         stdin: Any = self.stdin
         if isinstance(stdin, bytearray):
             object.__setattr__(self, "stdin", bytes(stdin))
-        elif _is_int(stdin):
-            _open_fd("stdin", stdin, stdin)
         elif not (stdin is None or isinstance(stdin, bytes) or stdin in ("pipe", "inherit")):
-            hint = 'pass None, bytes, an fd, "pipe" or "inherit"; encode text to bytes'
+            hint = 'pass None, bytes, "pipe" or "inherit"; encode text to bytes'
             raise UsageError(f"stdin cannot be {stdin!r:.60}", hint=hint)
         if self.terminal is not None and stdin is not None:
             hint = "leave out one of them; write to the command to send input to its terminal"
             raise UsageError("cannot use both pty and stdin: the terminal is the stdin", hint=hint)
-        if self.eof is not None and (stdin in (None, "inherit") or _is_int(stdin)):
+        if self.eof is not None and stdin in (None, "inherit"):
             hint = 'pass stdin="pipe" or bytes; Banksman closes no terminal and no inherited stdin'
             message = "cannot use eof: the command has no stdin that can be closed"
             raise UsageError(message, hint=hint)
@@ -199,9 +198,9 @@ class Options:
     @property
     def source(self) -> Source:
         """Source of stdin, as the process takes it."""
-        if self.stdin is None:
-            return "null"
-        return "pipe" if isinstance(self.stdin, bytes) else self.stdin
+        if self.stdin_fd is not None:
+            return self.stdin_fd
+        return "pipe" if isinstance(self.stdin, bytes) else self.stdin or "null"
 
     @property
     def timings(self) -> Timings:
