@@ -143,7 +143,7 @@ conformance: venv ## Generate docs/conformance.md from a run of every real agent
 # server tests it runs those that talk to a real server.
 SERVED := $(addprefix tests/server/,http/test_accept_loop.py api/test_command_routes.py http/test_connection.py test_main.py streams/test_follower_marks.py api/test_session_routes.py)
 test-pythons: ## Run the tests on each other installed Python from 3.11 to 3.13
-	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) --ignore tests/core/session/test_step.py tests/core tests/process tests/guard tests/commands tests/sessions tests/simulation tests/store tests/threads tests/testing $(SERVED)
+	$(PYTHON) tools/pythons.py -n $(WORKERS) --dist worksteal $(ARGS) --ignore tests/core/session/test_step.py tests/asyncio tests/test_acp.py tests/core tests/process tests/guard tests/commands tests/sessions tests/simulation tests/store tests/threads tests/testing $(SERVED)
 
 # The locks name no registry: each installation uses its configured one, and the hashes are valid
 # for all. The header of a lock names `make lock` and not the uv command, because that could name a

@@ -85,6 +85,9 @@ BANKSMAN = {
         # One verb starts the server. The other verbs start an embedded one if no server runs.
         *("banksman.server.main", "banksman.server.embedded", "banksman.server.server_settings"),
     ),
+    # The drop-ins for asyncio and for the ACP package.
+    "asyncio": (*_RUNTIME, "banksman.asyncio"),
+    "acp": ("banksman.errors", "banksman.asyncio"),
     "testing": EVERYTHING,
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
@@ -113,7 +116,7 @@ THIRD_PARTY = {
     "server": {"httptools", "msgspec", "prometheus_client", "starlette", "uvicorn"},
 }
 # Packages that only one file may import, so that a replacement of the package changes only that file.
-ALONE = {"nats": "banksman/cluster/nats.py"}
+ALONE = {"nats": "banksman/cluster/nats.py", "acp": "banksman/acp.py"}
 
 
 def is_within(name: str, *places: str) -> bool:

@@ -17,37 +17,22 @@ from typing import Any
 import pytest
 from tests.agents.agents import AGENTS, RealAgent
 from tests.agents.conftest import CELL
-from tests.agents.ground import remove
 from tests.agents.matrix.came import Came
-from tests.agents.matrix.place import Place, make
+from tests.agents.matrix.place import Place, Places, making_places
 from tests.agents.matrix.plain_steps import PLAIN_STEPS, RivalCase
 from tests.agents.matrix.steps import STEPS, MatrixCase
 
 from banksman import Host
-from banksman.testing.fake_model import FakeModel
 
 # Within the deadline of a test. Real agents take a minute and a half to start twice on a machine with half a core free.
 STEP_SECONDS_MAX = 250.0
 
-Places = Callable[[str, str], Place]
-
 
 @pytest.fixture
 def place(real_agent: Callable[[str], RealAgent], tmp_path: Path) -> Generator[Places]:
-    """Return a function that makes the place of one side. The fixture closes its model and removes its folder."""
-    made: list[Place] = []
-
-    def give(side: str, agent: str) -> Place:
-        folder = tmp_path / side
-        folder.mkdir()
-        made.append(make(folder, real_agent(agent), FakeModel().__enter__()))
-        return made[-1]
-
-    yield give
-    for each in made:
-        each.clean_up()
-        each.model.close()
-    remove(tmp_path)
+    """Return a function that makes the place of one side."""
+    with making_places(tmp_path, real_agent) as places:
+        yield places
 
 
 # Ordered by step and not by agent: opencode needs five seconds of a core to start, and two at the same time need ten.

@@ -79,6 +79,13 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/ci.md", "import banksman.threads"): python(
         script={"prompt": ['boundary {"structured_output":{"ok":true}}']}
     ),
+    ("docs/how-to/drop-ins.md", "import asyncio\nfrom banksman"): python(prints="b'done\\n' ['sleep 1000']\n"),
+    ("docs/how-to/drop-ins.md", "# before"): python(
+        after="print(*(asyncio.run(each('echo', 'hello')) for each in (run_before, run)))",
+        prints="(0, b'hello\\n') (0, b'hello\\n')\n",
+    ),
+    ("docs/how-to/drop-ins.md", "pip install"): shell(),
+    ("docs/how-to/drop-ins.md", "import asyncio\nimport os"): python(prints="you said: Why is CI red?\n0 ()\n"),
     ("docs/how-to/editor.md", '{"agent_servers"'): editor_entry,
     ("docs/how-to/editor.md", "pip install"): shell(prints="Say hello"),
     ("docs/how-to/editor.md", "request="): shell(prints='"agentCapabilities"'),

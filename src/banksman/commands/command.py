@@ -83,7 +83,7 @@ class Command(RunningCommand):
             hint = "use a member of signal.Signals"
             raise UsageError(f"cannot send signal {number!r}: there is no such signal", hint=hint)
         await self.wait_started()
-        self._process.signal(int(number), to_group=group)
+        self.signal_nowait(int(number), to_group=group)
 
     async def read(
         self, *, after: int = 0, stream: str = "stdout", bytes_max: int = 65536

@@ -23,6 +23,7 @@ from banksman.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process.launch import PIPES, Target
+from banksman.process.stdio import Stdin as Source
 
 HINT = (
     'pass None, subprocess.DEVNULL, "inherit", '
@@ -128,6 +129,8 @@ class Options:
     eof: float | None = None
     # For agents: the session keeps their stdout elsewhere.
     keeps_stdout: bool = True
+    # For the drop-ins: stdin is a copy of this fd, in place of `stdin`.
+    stdin_fd: int | None = None
     # No caller will write to the terminal: the end of input is sent immediately.
     ends_input: bool = False
     outputs: tuple[Target, Target] = field(init=False, default=PIPES)
@@ -191,6 +194,13 @@ class Options:
         if not isinstance(pty, tuple | list) or len(cast(Sequence[Any], pty)) != 2:
             raise UsageError(f"pty cannot be {pty!r:.60}", hint="pass True, or (rows, columns)")
         return check_size(*cast(Sequence[Any], pty))
+
+    @property
+    def source(self) -> Source:
+        """Source of stdin, as the process takes it."""
+        if self.stdin_fd is not None:
+            return self.stdin_fd
+        return "pipe" if isinstance(self.stdin, bytes) else self.stdin or "null"
 
     @property
     def timings(self) -> Timings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 import os
@@ -31,6 +32,7 @@ from banksman.commands.options import (
 from banksman.commands.output import Output
 from banksman.commands.output_watch import MatcherPool
 from banksman.commands.result import Ended, Finished
+from banksman.core.process_facts import ProcessFact
 from banksman.errors import Closed, NotFound, Refused
 from banksman.process.attributes import check_helper
 from banksman.process.launch import Argv, Launch, prepare
@@ -386,8 +388,18 @@ class CommandStarter(ABC):
             command.stop_nowait(Ended.CANCELLED)
             raise
 
-    def launch(self, launch: Launch, options: Options) -> Command:
-        """Start a command and register it. Raises `Closed` on a draining or closing host."""
+    def launch(
+        self,
+        launch: Launch,
+        options: Options,
+        *,
+        on_fact: Callable[[ProcessFact], None] | None = None,
+        on_end: Callable[[Command], None] | None = None,
+    ) -> Command:
+        """Start a command and register it. Raises `Closed` on a draining or closing host.
+
+        `on_fact`: called with each process fact. `on_end`: called once, when the command is over.
+        """
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("cannot start a command: the host is closing", hint="open another Host")
@@ -395,7 +407,8 @@ class CommandStarter(ABC):
             launch,
             options,
             id=os.urandom(6).hex(),
-            on_end=self._on_end,
+            on_end=functools.partial(self._on_end, then=on_end),
+            on_fact=on_fact,
             matchers=self._matchers,
             reports=self._command_registry,
         )
@@ -415,12 +428,14 @@ class CommandStarter(ABC):
         self._command_registry.add_aside(command)
         return command
 
-    def _on_end(self, command: Command) -> None:
+    def _on_end(self, command: Command, then: Callable[[Command], None] | None = None) -> None:
         self._matchers.end(command.id)
         # This callback is a method of the host and not of the registry. The bound method keeps a
         # dropped host alive as long as its commands, because the host detects the closing of its
         # event loop.
         self._command_registry.end(command)
+        if then is not None:
+            then(command)
 
     # -- lists and ends ---------------------------------------------------------------------------
     def commands(self) -> list[Command]:

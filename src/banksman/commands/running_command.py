@@ -148,7 +148,7 @@ class RunningCommand:
         timeout = options.timeout
         self._process = PROCESS(
             launch,
-            stdin="pipe" if isinstance(options.stdin, bytes) else options.stdin or "null",
+            stdin=options.source,
             grace=options.grace,
             linger=options.linger,
             deadline=None if timeout is None else timeout + KEEPER_TIMEOUT_MARGIN_SECONDS,
@@ -233,6 +233,10 @@ class RunningCommand:
         applies to a stop in progress.
         """
         self.dispatch(StopRequested(cause, rungs.StopAsked(time.monotonic(), at_once, kill_by)))
+
+    def signal_nowait(self, number: int, *, to_group: bool = False) -> None:
+        """Send a signal to the leader, or to its process group. No effect after the end."""
+        self._process.signal(number, to_group=to_group)
 
     def put_nowait(self, data: bytes) -> PipeWrite:
         """Queue a whole write. Its `done` resolves when the pipe has taken it."""

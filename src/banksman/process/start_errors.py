@@ -21,11 +21,16 @@ from banksman.process.attributes import user_name
 def start_error(
     step: str, number: int, *, cwd: bytes = b".", uid: int | None = None
 ) -> BanksmanError:
-    """Translate a failed step of the keeper into an error.
+    """Translate a failed step of the keeper into an error. Its cause is the OSError of that step.
 
     `cwd`: the child's folder. `uid`: the user of the child; None is the user of this process.
     """
-    text = os.strerror(number)
+    error = _explain(step, number, os.strerror(number), cwd, uid)
+    error.__cause__ = OSError(number, os.strerror(number))
+    return error
+
+
+def _explain(step: str, number: int, text: str, cwd: bytes, uid: int | None) -> BanksmanError:
     if step == "exec" and number in (
         errno.ENOEXEC,
         errno.EACCES,

@@ -125,7 +125,8 @@ class _End(PipeWrite):
 # stream of output. Its input uses a copy of the fd, so that each end has a separate fd, in the
 # selector and for closing.
 
-Stdin = Literal["null", "pipe", "inherit"]
+# An int is an fd of this process. The child gets a copy of it.
+Stdin = Literal["null", "pipe", "inherit"] | int
 
 
 class ChildStreams:
@@ -159,11 +160,13 @@ class ChildStreams:
             for stream, target, number in zip(Stream, outputs, (1, 2), strict=True):
                 self._open_output(loop, stream, target, number)
             if stdin == "pipe":
-                read_end, ours = _pipe()
+                read_end, ours = open_pipe()
                 self.theirs.append((read_end, 0))
                 self.stdin = PipeWriter(loop, ours)
             elif stdin == "inherit":
                 self.theirs.append((_own_stdin(), 0))
+            elif isinstance(stdin, int):
+                self.theirs.append((syscalls.dup(stdin), 0))
         except BaseException:
             self.close()
             raise
@@ -172,7 +175,7 @@ class ChildStreams:
         self, loop: asyncio.AbstractEventLoop, stream: Stream, target: Target, number: int
     ) -> None:
         if target == "pipe":
-            ours, write_end = _pipe()
+            ours, write_end = open_pipe()
             self.theirs.append((write_end, number))
             self._read(loop, stream, ours)
         elif target == "stdout":
@@ -257,7 +260,7 @@ class ChildStreams:
         self._on_fact(StreamEnded(stream, time.monotonic(), is_whole))
 
 
-def _pipe() -> tuple[int, int]:
+def open_pipe() -> tuple[int, int]:
     """Open a pipe and return `(read end, write end)`, both above the standard streams."""
     read_end, write_end = syscalls.pipe()
     try:

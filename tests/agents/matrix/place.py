@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.agents.agents import RealAgent
-from tests.agents.ground import COUNT_AFTER_SECONDS, HERE, Count, Ground
+from tests.agents.ground import COUNT_AFTER_SECONDS, HERE, Count, Ground, remove
 
 from banksman.testing.fake_model import FakeModel, Request
 
@@ -59,6 +61,30 @@ class Place(Ground):
         # The path of the ready file is in the argv of the tool, of its children and of the shell that started it, and
         # of no other process.
         return Count(str(self.path(name)), time.monotonic() + COUNT_AFTER_SECONDS)
+
+
+Places = Callable[[str, str], Place]
+
+
+@contextlib.contextmanager
+def making_places(folder: Path, real_agent: Callable[[str], RealAgent]) -> Generator[Places]:
+    """Yield a function that makes the place of one side, by the names of the side and of its agent.
+
+    At the end of the block their models are closed, and the whole folder is removed.
+    """
+    made: list[Place] = []
+
+    def give(side: str, agent: str) -> Place:
+        place = folder / side
+        place.mkdir()
+        made.append(make(place, real_agent(agent), FakeModel().__enter__()))
+        return made[-1]
+
+    yield give
+    for each in made:
+        each.clean_up()
+        each.model.close()
+    remove(folder)
 
 
 def make(folder: Path, agent: RealAgent, model: FakeModel) -> Place:
