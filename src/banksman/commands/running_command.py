@@ -90,7 +90,9 @@ class ClockRanOut:
     cause: Ended
 
 
-Fact = ProcessFact | rungs.LadderTimerFired | StopRequested | ClockRanOut
+# Facts about the stop, which `on_fact` does not get.
+StopFact = rungs.LadderTimerFired | rungs.InputEndIgnored | StopRequested | ClockRanOut
+Fact = ProcessFact | StopFact
 
 
 class Reports(Protocol):
@@ -138,6 +140,7 @@ class RunningCommand:
         self._flow = CommandOutput(options, self._account)
         self._ladder = rungs.Ladder(options.timings, is_output_closed=not self._flow.open)
         self._ladder_timer: asyncio.TimerHandle | None = None
+        self._bytes_after_eof = 0
         self._clocks: dict[Ended, asyncio.TimerHandle] = {}
         self._error: BanksmanError | None = None
         self._over_at = 0.0
@@ -306,6 +309,7 @@ class RunningCommand:
                 # Every token of an agent takes this path.
                 if not self.is_over:
                     self._on_stdout(fact)
+                    self._count_after_eof(fact)
                 return
             self._dispatcher.dispatch(fact)
         except Exception as exc:
@@ -315,9 +319,7 @@ class RunningCommand:
     def _handle(self, fact: Fact) -> None:
         if self.is_over:
             return  # A late fact. Nothing is delivered after the end.
-        if self._on_fact is not None and not isinstance(
-            fact, rungs.LadderTimerFired | StopRequested | ClockRanOut
-        ):
+        if self._on_fact is not None and not isinstance(fact, StopFact):
             self._on_fact(fact)
         match fact:
             case BytesRead():
@@ -351,7 +353,7 @@ class RunningCommand:
                 # The pipes hold all remaining output, and no process is left to feel backpressure.
                 self.resume_reading()
                 self._climb(fact)
-            case rungs.LadderTimerFired():
+            case rungs.LadderTimerFired() | rungs.InputEndIgnored():
                 self._climb(fact)
             case StopRequested(cause=cause, stop=stop):
                 self._account.blame(cause)
@@ -364,6 +366,7 @@ class RunningCommand:
     # -- output -----------------------------------------------------------------------------------
     def _on_bytes(self, fact: BytesRead) -> None:
         self._flow.add(fact)
+        self._count_after_eof(fact)
         limit = self._options.output_total_max
         if limit is not None and self._flow.total > limit:
             self.stop_nowait(Ended.OUTPUT_LIMIT)
@@ -378,6 +381,12 @@ class RunningCommand:
                     log.exception(message, self.id)
                 self._has_callback_failed = True
         self._flow.changed.wake()
+
+    def _count_after_eof(self, fact: BytesRead) -> None:
+        if self._ladder.phase is rungs.LadderPhase.EOF:
+            self._bytes_after_eof += len(fact.data)
+            if self._bytes_after_eof > rungs.EOF_OUTPUT_BYTES_MAX:
+                self.dispatch(rungs.InputEndIgnored(fact.at))
 
     def _on_stream_end(self, fact: StreamEnded) -> None:
         self._account.is_output_whole &= fact.is_whole
