@@ -87,8 +87,9 @@ async def test_raw_cancel_while_sdk_flushes_its_store_leaves_nothing(
 
     class SlowStore(InMemorySessionStore):
         async def append(self, key: Any, entries: Any) -> None:
-            entered.set()
-            await asyncio.sleep(3600)
+            if not entered.is_set():
+                entered.set()
+                await asyncio.sleep(3600)
 
     code = """
 folder = os.environ["CLAUDE_CONFIG_DIR"] + "/projects/p"
@@ -106,6 +107,9 @@ for prompt in prompts():
     closing.cancel()
     await asyncio.wait([closing])
     await asyncio.to_thread(wait_none, marker)
+    # The tasks of the SDK end with the output of the CLI.
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
     del client, closing
     gc.collect()
 
