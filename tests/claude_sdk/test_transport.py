@@ -155,7 +155,7 @@ async def test_line_beyond_limit_of_sdk_passes(tmp_path: Path, marker: str) -> N
 
 
 async def test_explicit_max_buffer_size_still_raises(tmp_path: Path, marker: str) -> None:
-    code = "say('x' * 5000); stay()"
+    code = "say('x' * 5000); signal.pause()"
     transport = claude_sdk.transport(scripted(tmp_path, marker, code, max_buffer_size=1000))
     await transport.connect()
     with pytest.raises(CLIJSONDecodeError, match="maximum buffer size of 1000 bytes"):
@@ -304,7 +304,7 @@ async def test_reading_ends_when_exited_cli_leaves_process_with_its_stdout(tmp_p
 
 async def test_dropped_reader_stops_cli(tmp_path: Path, marker: str) -> None:
     """The SDK cancels its reader before it closes the transport. A cancellation between the two ends the CLI."""
-    transport = claude_sdk.transport(scripted(tmp_path, marker, "say('one'); stay()"))
+    transport = claude_sdk.transport(scripted(tmp_path, marker, "say('one'); signal.pause()"))
     await transport.connect()
     reader = asyncio.create_task(read_all(transport))
     await asyncio.sleep(0)

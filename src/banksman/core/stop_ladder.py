@@ -15,7 +15,7 @@ they enter it.
                        └─────────┴──TreeEnded──────▲
 
 - EOF (agents only): stdin is closed. Reading continues, so that a child blocked on a full pipe can
-  move. A child that keeps writing does not react to the end of its input, and gets TERM early.
+  move. A child that does not react to the end of its input gets TERM early (InputEndIgnored).
 - TERM: sent to the leader's group, so that the leader can clean up in its own order. `grace` counts
   once, from here. On a terminal, a leader that ignores TERM (an interactive shell) also gets HUP.
 - REST: the leader is gone. The rest of the tree gets TERM, inside the same grace.
@@ -47,10 +47,10 @@ KILL_REPORT_SECONDS_MAX = 7.0
 # The zygote reports within this time after the command to kill a stuck keeper. Its sweep has the
 # same bound.
 TAKE_OVER_SECONDS_MAX = 7.0
-# A process that reacts to the end of its stdin writes less than this before it exits: the rest of
-# one long message, what a full pipe held (1 MiB at most), and its last messages. A process that
-# writes more is busy with something else, and waiting for it is useless.
-EOF_OUTPUT_BYTES_MAX = 8 << 20
+# A process that reacts to the end of its stdin writes less than this before it exits: what a full
+# pipe held (1 MiB at most), and its last messages. A process that writes more is busy with
+# something else. It gets TERM, and still has the grace to finish.
+EOF_OUTPUT_BYTES_MAX = 4 << 20
 
 
 class LadderPhase(enum.Enum):
@@ -108,7 +108,11 @@ class OutputClosed:
 
 @dataclass(frozen=True, slots=True)
 class InputEndIgnored:
-    """The process ignores the end of its stdin: it has written `EOF_OUTPUT_BYTES_MAX` since."""
+    """The process does not react to the end of its stdin.
+
+    Either no process of it waits for input (process/eof_reaction.py), or it has written more than
+    `EOF_OUTPUT_BYTES_MAX` since.
+    """
 
     at: float
 
