@@ -154,7 +154,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="banksman-bench-") as name:
         with ThreadPoolExecutor(len(CASES)) as pool:
             alone = pool.map(lambda case: compare_one(case, "SDK alone", Path(name)), CASES)
-            results |= {(case, "SDK alone"): result for case, result in zip(CASES, alone, strict=True)}
+            results |= {
+                (case, "SDK alone"): result for case, result in zip(CASES, alone, strict=True)
+            }
         for case in CASES:
             results[case, "drop-in"] = compare_one(case, "drop-in", Path(name))
             row = " ".join(f"{shown(case, results[case, side]):>19}" for side in SIDES)

@@ -13,8 +13,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 VARIABLE = "BANKSMAN_SDK_SOURCE"
 # These test the SDK's releases, and need its repository, its build tools or S3.
@@ -42,7 +43,7 @@ def run(folder: Path, arguments: "list[str]", *, drop_in: bool) -> "dict[str, st
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-        command += ["-o", f"junit_family=xunit1", f"--junit-xml={report}", f"--rootdir={folder}"]
+        command += ["-o", "junit_family=xunit1", f"--junit-xml={report}", f"--rootdir={folder}"]
         command += [f"--ignore={folder / 'tests' / name}" for name in LEFT_OUT]
         if drop_in:
             command += ["-p", "sdk_suite"]
@@ -80,8 +81,7 @@ def main() -> None:
     without = run(folder, sys.argv[1:], drop_in=False)
     with_it = run(folder, sys.argv[1:], drop_in=True)
     for name, outcomes in (("without", without), ("with", with_it)):
-        counts = {kind: list(outcomes.values()).count(kind) for kind in sorted({*outcomes.values()})}
-        print(f"{name:8} the drop-in: {counts}")
+        print(f"{name:8} the drop-in: {dict(Counter(outcomes.values()))}")
     differing = [name for name in without | with_it if without.get(name) != with_it.get(name)]
     for name in differing:
         print(f"differs: {name}: {without.get(name)} without, {with_it.get(name)} with")

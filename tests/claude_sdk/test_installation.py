@@ -1,5 +1,8 @@
 """`install` and `uninstall`: which transport the SDK's clients use, and which SDKs are refused."""
 
+# The SDK declares that its context manager may swallow exceptions, which it never does.
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 import asyncio
@@ -26,7 +29,7 @@ connect_inner, close = ClaudeSDKClient._connect_inner, Query.close  # pyright: i
 
 def replaced() -> tuple[Any, Any, Any]:
     return (
-        query_module.SubprocessCLITransport,
+        vars(query_module)["SubprocessCLITransport"],
         ClaudeSDKClient._connect_inner,  # pyright: ignore[reportPrivateUsage]
         Query.close,
     )
@@ -73,9 +76,9 @@ async def test_transport_of_caller_is_used_unchanged(tmp_path: Path, marker: str
     passed = Original("", options)
     async with ClaudeSDKClient(options, transport=passed) as client:
         assert transport_of(client) is passed
-        process = passed._process  # pyright: ignore[reportPrivateUsage]
+        process: Any = passed._process  # pyright: ignore[reportPrivateUsage]
     # The SDK leaves asyncio's transport open.
-    process._process._transport.close()  # pyright: ignore
+    process._process._transport.close()
 
 
 @pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning")
@@ -92,9 +95,9 @@ async def test_raw_cancel_while_sdk_flushes_its_store_leaves_nothing(
                 await asyncio.sleep(3600)
 
     code = """
-folder = os.environ["CLAUDE_CONFIG_DIR"] + "/projects/p"
+path = os.environ["CLAUDE_CONFIG_DIR"] + "/projects/p/6a8e3f0e-0000-4000-8000-000000000000.jsonl"
 for prompt in prompts():
-    emit("transcript_mirror", filePath=folder + "/6a8e3f0e-0000-4000-8000-000000000000.jsonl", entries=[{"type": "user"}])
+    emit("transcript_mirror", filePath=path, entries=[{"type": "user"}])
     say("flush me")
 """
     env = {"CLAUDE_CONFIG_DIR": str(tmp_path)}
@@ -167,4 +170,4 @@ def test_unknown_internals_are_refused_by_name(
     change(monkeypatch)
     with pytest.raises(UsageError, match=f"internals differ: .*{named}"):
         claude_sdk.install()
-    assert query_module.SubprocessCLITransport is Original
+    assert vars(query_module)["SubprocessCLITransport"] is Original

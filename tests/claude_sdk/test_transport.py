@@ -1,5 +1,8 @@
 """The SDK's transport on the process layer: conversation, limits, errors, and the end of every process."""
 
+# The SDK declares that its context manager may swallow exceptions, which it never does.
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 import asyncio
@@ -283,10 +286,8 @@ list(prompts())
 """
     transport = claude_sdk.transport(scripted(tmp_path, marker, code))
     await transport.connect()
-    reading = transport.read_messages()
-    assert (await anext(reading))["type"] == "assistant"
+    assert (await anext(transport.read_messages()))["type"] == "assistant"
     await transport.close()
-    await reading.aclose()
     assert alive(marker) == []
     assert transport.finished is not None
     assert len(transport.finished.swept) == 1

@@ -9,6 +9,9 @@ These names are internal to the SDK. So `install` and `transport` first check th
 and everything that they rely on, and refuse an SDK that they do not know.
 """
 
+# The SDK has no public names for these parts. installation.py checks that they are the known ones.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import dataclasses

@@ -9,6 +9,9 @@ The SDK must act on some messages (results, control messages, transcripts). A pl
 it wait forever, so a line of that kind that is too long raises, and the error names the file.
 """
 
+# The SDK has no public names for these parts. installation.py checks that they are the known ones.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import json

@@ -23,6 +23,7 @@ from banksman.commands.output_streams import OutputReader
 from banksman.commands.registry import StartOptions, launch_of
 from banksman.commands.result import Ended, Finished
 from banksman.errors import BanksmanError, ProgramNotFound
+from banksman.process.launch import Launch
 from banksman.runtime.execute import default_host
 
 # How long the CLI may take to exit after the end of its input. It writes its transcript then.
@@ -150,16 +151,9 @@ async def open_process(
     Raises FileNotFoundError for a missing program or folder, as `anyio.open_process` does.
     Cancelling this call stops the command.
     """
-    assert command
-    if cwd is not None and not os.path.isdir(cwd):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), cwd)
     options = Options(stdin="pipe", eof=EOF_SECONDS, keep_output=False)
     how: StartOptions = {"cwd": cwd, "env": env, "inherit_env": False, "user": user}
-    try:
-        launch = launch_of(command, how, options)
-    except ProgramNotFound as exc:
-        raise FileNotFoundError(errno.ENOENT, str(exc), command[0]) from exc
-    started = default_host().launch(launch, options)
+    started = default_host().launch(_launch(command, how, options), options)
     started.hold_output()
     is_started = False
     try:
@@ -169,3 +163,14 @@ async def open_process(
         if not is_started:
             started.stop_nowait(Ended.CANCELLED)
     return SupervisedProcess(started)
+
+
+def _launch(command: Sequence[str], how: StartOptions, options: Options) -> Launch:
+    assert command
+    cwd = how.get("cwd")
+    if cwd is not None and not os.path.isdir(cwd):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), cwd)
+    try:
+        return launch_of(command, how, options)
+    except ProgramNotFound as exc:
+        raise FileNotFoundError(errno.ENOENT, str(exc), command[0]) from exc

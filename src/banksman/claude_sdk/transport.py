@@ -12,6 +12,9 @@ line, the environment, the writes and the stderr callback are the SDK's code. Th
 - Long lines pass (messages.py), and `ProcessError` has the end of stderr.
 """
 
+# The SDK has no public names for these parts. installation.py checks that they are the known ones.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib

@@ -44,7 +44,9 @@ class EofReaction:
     def _has_other_reader(self) -> bool:
         # A process that inherited the pipe from the child is younger. After a wrap of the pids it
         # may have a lower number, and then the child only loses the rest of the wait.
-        younger = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid > self._pid]
+        younger = [
+            pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid > self._pid
+        ]
         return len(younger) > OTHERS_MAX or any(_stdin(pid) == self._pipe for pid in younger)
 
 
@@ -53,10 +55,15 @@ def _threads(pid: int) -> dict[str, tuple[str, int]]:
     found: dict[str, tuple[str, int]] = {}
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/status", encoding="utf-8", errors="replace") as file:
+            with open(
+                f"/proc/{pid}/task/{thread}/status", encoding="utf-8", errors="replace"
+            ) as file:
                 fields = dict(line.split(":", 1) for line in file if ":" in line)
             switches = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
-            found[thread] = (fields["State"].split()[0], sum(int(fields[name]) for name in switches))
+            found[thread] = (
+                fields["State"].split()[0],
+                sum(int(fields[name]) for name in switches),
+            )
     except (OSError, KeyError, ValueError):
         return {}
     return found
