@@ -79,6 +79,12 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/ci.md", "import banksman.threads"): python(
         script={"prompt": ['boundary {"structured_output":{"ok":true}}']}
     ),
+    ("docs/how-to/drop-ins.md", "import asyncio"): python(prints="hello\n"),
+    ("docs/how-to/drop-ins.md", "options ="): python(
+        is_body=True,
+        before="import banksman.claude_sdk\nfrom claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient",
+        prints="left: ()\n",
+    ),
     ("docs/how-to/editor.md", '{"agent_servers"'): editor_entry,
     ("docs/how-to/editor.md", "pip install"): shell(prints="Say hello"),
     ("docs/how-to/editor.md", "request="): shell(prints='"agentCapabilities"'),
