@@ -389,7 +389,7 @@ class RunningCommand:
         self._flow.changed.wake()
 
     def _count_after_eof(self, fact: BytesRead) -> None:
-        if self._ladder.phase is rungs.LadderPhase.EOF:
+        if self._ladder.phase is rungs.LadderPhase.EOF and self._eof_timer is not None:
             self._bytes_after_eof += len(fact.data)
             if self._bytes_after_eof > rungs.EOF_OUTPUT_BYTES_MAX:
                 self.dispatch(rungs.InputEndIgnored(fact.at))
@@ -470,7 +470,7 @@ class RunningCommand:
 
     def _watch_eof(self, stdin: int) -> None:
         """Look whether the process reacts to the end of its stdin, which is about to be closed."""
-        # An agent whose stdin was closed before the stop has had time to react already.
+        # A process that has closed its stdin itself is about to exit, and gets the whole wait.
         if self.pid is not None and stdin >= 0:
             look = partial(self._look_for_reaction, EofReaction(self.pid, stdin))
             self._eof_timer = self._loop.call_later(EOF_REACTION_SECONDS, look)
