@@ -29,7 +29,7 @@ from claude_agent_sdk import (
 )
 from tests.claude_sdk.cli import ask, scripted
 from tests.process.helpers import alive, run_program, rungs, running_program, wait_none
-from tests.thorough import one_in
+from tests.thorough import one_in, thorough
 
 from banksman import claude_sdk
 from banksman.claude_sdk import ClaudeTransport
@@ -348,6 +348,7 @@ async def test_raw_cancel_at_any_loop_pass_leaves_nothing(
     gc.collect()
 
 
+@thorough
 def test_killed_program_leaves_nothing(tmp_path: Path, marker: str) -> None:
     code = """
 from pathlib import Path
@@ -370,6 +371,7 @@ asyncio.run(main())
     wait_none(marker)
 
 
+@thorough
 def test_trio_client_talks_through_guard_and_leaves_nothing(tmp_path: Path, marker: str) -> None:
     """Needs the verb `banksman guard`."""
     if importlib.util.find_spec("banksman.cli.commands.guard") is None:
@@ -377,17 +379,26 @@ def test_trio_client_talks_through_guard_and_leaves_nothing(tmp_path: Path, mark
     code = """
 from pathlib import Path
 import trio
-from claude_agent_sdk import ClaudeSDKClient
+from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, CLINotFoundError
 import banksman.claude_sdk
-from tests.claude_sdk.cli import ask, scripted
+from tests.claude_sdk.cli import ECHO, ask, scripted
 banksman.claude_sdk.install()
 async def main():
-    async with ClaudeSDKClient(scripted(Path(WORDS[0]), MARKER)) as client:
+    tool = "if fork() == 0:\\n    os.setsid(); stay()\\n"
+    async with ClaudeSDKClient(scripted(Path(WORDS[0]), MARKER, tool + ECHO)) as client:
         print((await ask(client, "hello"))[0].content[0].text)
+    print(alive(MARKER))
+    try:
+        await ClaudeSDKClient(ClaudeAgentOptions(cli_path="/none")).connect()
+    except CLINotFoundError:
+        print("not found")
 trio.run(main)
 """
     done = run_program(code, marker, tmp_path)
-    assert (done.stdout, done.returncode) == ("hello\n", 0), done.stderr
+    # The program itself has the marker, too.
+    said, left, error = done.stdout.splitlines()
+    assert (said, error, done.returncode) == ("hello", "not found", 0), done.stderr
+    assert len(json.loads(left)) == 1
     assert alive(marker) == []
 
 

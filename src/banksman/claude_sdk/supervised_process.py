@@ -28,6 +28,7 @@ from banksman.runtime.execute import default_host
 
 # How long the CLI may take to exit after the end of its input. It writes its transcript then.
 EOF_SECONDS = 1.0
+OPTIONS = Options(stdin="pipe", eof=EOF_SECONDS, keep_output=False)
 
 
 class _Input(ByteSendStream):
@@ -151,9 +152,8 @@ async def open_process(
     Raises FileNotFoundError for a missing program or folder, as `anyio.open_process` does.
     Cancelling this call stops the command.
     """
-    options = Options(stdin="pipe", eof=EOF_SECONDS, keep_output=False)
-    how: StartOptions = {"cwd": cwd, "env": env, "inherit_env": False, "user": user}
-    started = default_host().launch(_launch(command, how, options), options)
+    launch = check_launch(command, cwd=cwd, env=env, user=user)
+    started = default_host().launch(launch, OPTIONS)
     started.hold_output()
     is_started = False
     try:
@@ -165,12 +165,15 @@ async def open_process(
     return SupervisedProcess(started)
 
 
-def _launch(command: Sequence[str], how: StartOptions, options: Options) -> Launch:
+def check_launch(
+    command: Sequence[str], *, cwd: str | None, env: Mapping[str, str], user: str | int | None
+) -> Launch:
+    """Check a command and return the order for it. Raises FileNotFoundError like `open_process`."""
     assert command
-    cwd = how.get("cwd")
     if cwd is not None and not os.path.isdir(cwd):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), cwd)
+    how: StartOptions = {"cwd": cwd, "env": env, "inherit_env": False, "user": user}
     try:
-        return launch_of(command, how, options)
+        return launch_of(command, how, OPTIONS)
     except ProgramNotFound as exc:
         raise FileNotFoundError(errno.ENOENT, str(exc), command[0]) from exc

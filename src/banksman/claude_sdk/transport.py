@@ -32,13 +32,15 @@ from claude_agent_sdk import ClaudeAgentOptions, CLIConnectionError, ProcessErro
 from claude_agent_sdk._internal.transport import subprocess_cli
 
 from banksman.claude_sdk.messages import MessageReader
-from banksman.claude_sdk.supervised_process import SupervisedProcess, open_process
+from banksman.claude_sdk.supervised_process import SupervisedProcess, check_launch, open_process
 from banksman.commands.result import Finished
 
 STDERR_BYTES_MAX = 64 << 10
 # The CLI is gone when the rest of its stderr is read, so that takes no time. This only ends a hang.
 STDERR_SECONDS_MAX = 5.0
-GUARD = (sys.executable, "-m", "banksman", "guard", "--")
+# -P: the folder of the CLI must not shadow this package. --no-hangup: the SDK ends the input of a
+# CLI that works on, and `end_input` is not a stop.
+GUARD = (sys.executable, "-P", "-m", "banksman", "guard", "--no-hangup", "--")
 
 
 _Base = subprocess_cli.SubprocessCLITransport
@@ -72,11 +74,12 @@ class ClaudeTransport(_Base):
         subprocess_cli._ACTIVE_CHILDREN.discard(self._process)
 
     async def _open_process(self, command: list[str], **how: Any) -> Process:
+        cwd, env, user = how["cwd"], how["env"], how["user"]
         if sniffio.current_async_library() != "asyncio":
+            # The guard would report a missing CLI only by its exit code.
+            check_launch(command, cwd=cwd, env=env, user=None)
             return await anyio.open_process([*GUARD, *command], **how)
-        self._supervised = await open_process(
-            command, cwd=how["cwd"], env=how["env"], user=how["user"]
-        )
+        self._supervised = await open_process(command, cwd=cwd, env=env, user=user)
         return self._supervised
 
     # -- messages ---------------------------------------------------------------------------------
