@@ -28,7 +28,7 @@ NAMES = (
         "log",
         "history",
     ),
-    *("server", "trickle", "cluster"),
+    *("server", "trickle", "cluster", "sdk"),
 )
 # Each benchmark takes less than a third of this. A slower one hangs: it is killed, and the
 # processes that Banksman started for it end with it.

@@ -69,6 +69,8 @@ BANKSMAN = {
     "commands": _COMMANDS,
     "sessions": _SESSIONS,
     "runtime": _RUNTIME,
+    # A drop-in: an interface of another library on the commands of the default host.
+    "claude_sdk": (*_RUNTIME, "banksman.claude_sdk"),
     # A store that many hosts share is an engine like the others. The host as a cluster member is above sessions. The
     # code that forwards requests is a part of the server.
     "cluster": (*_CORE, "banksman.tasks", "banksman.store", "banksman.cluster"),
@@ -107,6 +109,7 @@ EXCEPT = {"cli": ("banksman.core.wire.jsonrpc",)}
 # Third-party packages, by the part or the folder that may import them. Every other part uses only the standard library,
 # because a command needs nothing else.
 THIRD_PARTY = {
+    "claude_sdk": {"anyio", "claude_agent_sdk", "sniffio"},
     "config": {"msgspec"},
     "core": {"msgspec"},
     "store": {"msgspec"},
@@ -210,6 +213,8 @@ def test_layers_follow_the_one_way_rule() -> None:
         ("runtime/a.py", "from banksman.store import sqlite", "runtime may not import banksman.store.sqlite"),
         ("sessions/a.py", "import banksman.cli.main as verbs", "sessions may not import banksman.cli.main"),
         ("runtime/a.py", "from banksman import Host", "runtime may not import banksman.__init__"),
+        ("runtime/a.py", "import banksman.claude_sdk", "runtime may not import banksman.claude_sdk"),
+        ("sessions/a.py", "import claude_agent_sdk", "sessions may not import claude_agent_sdk"),
         ("process/a.py", "import msgspec", "process may not import msgspec"),
         ("commands/a.py", "from msgspec import Struct", "commands may not import msgspec.Struct"),
         ("cluster/log/a.py", "import nats.errors", "cluster/log may not import nats.errors"),

@@ -337,6 +337,43 @@ sys.exit(0)
     assert rungs(done) == ["eof", "rest"]
 
 
+NEVER = 3600.0
+FLOOD = "say('ready')\nwhile True:\n    os.write(1, b'x' * 65536)"
+WRAPPER = """
+if fork() == 0:
+    say("ready")
+    while hear():
+        pass
+    time.sleep(0.5)
+    say("last words")
+    os._exit(0)
+os.wait()
+sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("code", ["say('ready'); signal.pause()", FLOOD], ids=["asleep", "flood"])
+async def test_eof_wait_is_cut_short_when_child_does_not_react(marker: str, code: str) -> None:
+    async with Host() as host, asyncio.timeout(60):
+        command = host.launch(prepare(child(code, marker)), Options(stdin="pipe", eof=NEVER))
+        await wait_said(command, "ready")
+        if code != FLOOD:
+            wait_until(lambda: state_of(command.pid or 0) == "S", "the sleep of the child")
+        done = await command.stop()
+    assert rungs(done)[:2] == ["eof", "term"]
+    assert (done.signal, alive(marker)) == (signal.SIGTERM, [])
+
+
+async def test_eof_wait_is_kept_for_reader_behind_wrapper(marker: str) -> None:
+    """The leader sleeps and never wakes, and its child reads the stdin of both."""
+    async with Host() as host:
+        command = host.launch(prepare(child(WRAPPER, marker)), Options(stdin="pipe", eof=NEVER))
+        await wait_said(command, "ready")
+        done = await command.stop()
+    assert (done.code, done.stdout.text) == (0, "ready\nlast words\n")
+    assert "term" not in rungs(done)
+
+
 # -- the end comes after the whole tree ------------------------------------------------------------------------------
 ENDINGS = ("exit", "timeout", "stop", "close", "kill", "idle_timeout", "output_limit")
 

@@ -16,6 +16,7 @@ from banksman.core.stop_ladder import (
     Effect,
     Fact,
     Hurry,
+    InputEndIgnored,
     KillKeeper,
     KillTree,
     Ladder,
@@ -108,6 +109,18 @@ def test_ladder_ends_at_once_when_command_obeys() -> None:
     world = World(COMMAND, exits_on=LadderPhase.TERM, rest_ends_on=LadderPhase.REST)
     world.run(StopAsked(0.0))
     assert world.rungs() == [(0.0, "TermGroup"), (0.0, "TermRest"), (0.0, "Settle")]
+
+
+def test_ladder_skips_rest_of_eof_wait_when_end_of_input_is_ignored() -> None:
+    world = World(AGENT, exits_on=LadderPhase.TERM, rest_ends_on=LadderPhase.REST)
+    world.run(StopAsked(0.0), InputEndIgnored(0.0))
+    assert world.rungs() == [(0.0, "CloseStdin"), (0.0, "TermGroup"), (0.0, "TermRest"), (0.0, "Settle")]
+
+
+@pytest.mark.parametrize("phase", [phase for phase in LadderPhase if phase is not LadderPhase.EOF])
+def test_ignored_end_of_input_changes_nothing_outside_of_eof_phase(phase: LadderPhase) -> None:
+    ladder = Ladder(AGENT, phase=phase)
+    assert step(ladder, InputEndIgnored(1.0)) == (ladder, [])
 
 
 def test_ladder_kills_stubborn_command_after_one_grace() -> None:
@@ -260,6 +273,7 @@ def test_ladder_settles_once_in_every_order_of_facts(timings: Timings, capsys: p
         *(StopAsked(1.0, kill_by=by) for by in (0.5, 2.0, 50.0)),
         exited(1.0),
         OutputClosed(1.0),
+        InputEndIgnored(1.0),
         TreeEnded((), 1.0),
         *(LadderTimerFired(1.0, phase) for phase in LadderPhase),
     ]

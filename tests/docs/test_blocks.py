@@ -86,6 +86,12 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ),
     ("docs/how-to/drop-ins.md", "pip install"): shell(),
     ("docs/how-to/drop-ins.md", "import asyncio\nimport os"): python(prints="you said: Why is CI red?\n0 ()\n"),
+    ("docs/how-to/drop-ins.md", "import asyncio\n\nimport banksman"): python(prints="hello\n"),
+    ("docs/how-to/drop-ins.md", "options ="): python(
+        is_body=True,
+        before="import banksman.claude_sdk\nfrom claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient",
+        prints="left: ()\n",
+    ),
     ("docs/how-to/editor.md", '{"agent_servers"'): editor_entry,
     ("docs/how-to/editor.md", "pip install"): shell(prints="Say hello"),
     ("docs/how-to/editor.md", "request="): shell(prints='"agentCapabilities"'),

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, assert_never
 
 from banksman.commands.options import Options
@@ -41,6 +42,7 @@ from banksman.core.process_facts import (
 )
 from banksman.dispatcher import Dispatcher
 from banksman.errors import BanksmanError, CommandError
+from banksman.process.eof_reaction import EofReaction
 from banksman.process.launch import Launch
 from banksman.process.lease_page import LeasePage
 from banksman.process.pipes import PipeWrite
@@ -64,6 +66,9 @@ else:
 # Extra time until the keeper stops a command after its timeout without an order. The host's timer
 # fires first, unless the host is frozen.
 KEEPER_TIMEOUT_MARGIN_SECONDS = 1.0
+# Time between the end of stdin and the look for a reaction. A thread that waits for input is woken
+# by the close itself, so a longer time proves nothing more.
+EOF_REACTION_SECONDS = 0.1
 
 
 class State(enum.StrEnum):
@@ -90,7 +95,9 @@ class ClockRanOut:
     cause: Ended
 
 
-Fact = ProcessFact | rungs.LadderTimerFired | StopRequested | ClockRanOut
+# Facts about the stop, which `on_fact` does not get.
+StopFact = rungs.LadderTimerFired | rungs.InputEndIgnored | StopRequested | ClockRanOut
+Fact = ProcessFact | StopFact
 
 
 class Reports(Protocol):
@@ -138,6 +145,8 @@ class RunningCommand:
         self._flow = CommandOutput(options, self._account)
         self._ladder = rungs.Ladder(options.timings, is_output_closed=not self._flow.open)
         self._ladder_timer: asyncio.TimerHandle | None = None
+        self._eof_timer: asyncio.TimerHandle | None = None
+        self._bytes_after_eof = 0
         self._clocks: dict[Ended, asyncio.TimerHandle] = {}
         self._error: BanksmanError | None = None
         self._over_at = 0.0
@@ -310,6 +319,7 @@ class RunningCommand:
                 # Every token of an agent takes this path.
                 if not self.is_over:
                     self._on_stdout(fact)
+                    self._count_after_eof(fact)
                 return
             self._dispatcher.dispatch(fact)
         except Exception as exc:
@@ -319,9 +329,7 @@ class RunningCommand:
     def _handle(self, fact: Fact) -> None:
         if self.is_over:
             return  # A late fact. Nothing is delivered after the end.
-        if self._on_fact is not None and not isinstance(
-            fact, rungs.LadderTimerFired | StopRequested | ClockRanOut
-        ):
+        if self._on_fact is not None and not isinstance(fact, StopFact):
             self._on_fact(fact)
         match fact:
             case BytesRead():
@@ -355,7 +363,7 @@ class RunningCommand:
                 # The pipes hold all remaining output, and no process is left to feel backpressure.
                 self.resume_reading()
                 self._climb(fact)
-            case rungs.LadderTimerFired():
+            case rungs.LadderTimerFired() | rungs.InputEndIgnored():
                 self._climb(fact)
             case StopRequested(cause=cause, stop=stop):
                 self._account.blame(cause)
@@ -368,6 +376,7 @@ class RunningCommand:
     # -- output -----------------------------------------------------------------------------------
     def _on_bytes(self, fact: BytesRead) -> None:
         self._flow.add(fact)
+        self._count_after_eof(fact)
         limit = self._options.output_total_max
         if limit is not None and self._flow.total > limit:
             self.stop_nowait(Ended.OUTPUT_LIMIT)
@@ -382,6 +391,12 @@ class RunningCommand:
                     log.exception(message, self.id)
                 self._has_callback_failed = True
         self._flow.changed.wake()
+
+    def _count_after_eof(self, fact: BytesRead) -> None:
+        if self._ladder.phase is rungs.LadderPhase.EOF and self._eof_timer is not None:
+            self._bytes_after_eof += len(fact.data)
+            if self._bytes_after_eof > rungs.EOF_OUTPUT_BYTES_MAX:
+                self.dispatch(rungs.InputEndIgnored(fact.at))
 
     def _on_stream_end(self, fact: StreamEnded) -> None:
         self._account.is_output_whole &= fact.is_whole
@@ -424,6 +439,7 @@ class RunningCommand:
             case rungs.CloseStdin():
                 self._step("eof", decided_at)
                 if self._process.stdin is not None:
+                    self._watch_eof(self._process.stdin.fileno())
                     self._process.stdin.close()
             case rungs.TermGroup(seconds=seconds):
                 self._step("term", decided_at)
@@ -456,6 +472,18 @@ class RunningCommand:
         # reading.
         self.resume_reading()
 
+    def _watch_eof(self, stdin: int) -> None:
+        """Look whether the process reacts to the end of its stdin, which is about to be closed."""
+        # A process that has closed its stdin itself is about to exit, and gets the whole wait.
+        if self.pid is not None and stdin >= 0:
+            look = partial(self._look_for_reaction, EofReaction(self.pid, stdin))
+            self._eof_timer = self._loop.call_later(EOF_REACTION_SECONDS, look)
+
+    def _look_for_reaction(self, reaction: EofReaction) -> None:
+        self.look_now()
+        if self._ladder.phase is rungs.LadderPhase.EOF and reaction.is_impossible():
+            self.dispatch(rungs.InputEndIgnored(time.monotonic()))
+
     def _start_ladder_timer(self, at: float, phase: rungs.LadderPhase) -> None:
         if self._ladder_timer is not None:
             self._ladder_timer.cancel()
@@ -481,11 +509,9 @@ class RunningCommand:
     def _settle(self, result: Finished | BanksmanError) -> None:
         assert not self.is_over
         self._over_at = time.monotonic()
-        for timer in (
-            *self._clocks.values(),
-            *([self._ladder_timer] if self._ladder_timer else []),
-        ):
-            timer.cancel()
+        for timer in (*self._clocks.values(), self._ladder_timer, self._eof_timer):
+            if timer is not None:
+                timer.cancel()
         if isinstance(result, Finished):
             self.finished = result
         else:

@@ -15,7 +15,7 @@ they enter it.
                        └─────────┴──TreeEnded──────▲
 
 - EOF (agents only): stdin is closed. Reading continues, so that a child blocked on a full pipe can
-  move.
+  move. A child that does not react to the end of its input gets TERM early (InputEndIgnored).
 - TERM: sent to the leader's group, so that the leader can clean up in its own order. `grace` counts
   once, from here. On a terminal, a leader that ignores TERM (an interactive shell) also gets HUP.
 - REST: the leader is gone. The rest of the tree gets TERM, inside the same grace.
@@ -47,6 +47,10 @@ KILL_REPORT_SECONDS_MAX = 7.0
 # The zygote reports within this time after the command to kill a stuck keeper. Its sweep has the
 # same bound.
 TAKE_OVER_SECONDS_MAX = 7.0
+# A process that reacts to the end of its stdin writes less than this before it exits: what a full
+# pipe held (1 MiB at most), and its last messages. A process that writes more is busy with
+# something else. It gets TERM, and still has the grace to finish.
+EOF_OUTPUT_BYTES_MAX = 4 << 20
 
 
 class LadderPhase(enum.Enum):
@@ -103,6 +107,17 @@ class OutputClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class InputEndIgnored:
+    """The process does not react to the end of its stdin.
+
+    Either no process of it waits for input (process/eof_reaction.py), or it has written more than
+    `EOF_OUTPUT_BYTES_MAX` since.
+    """
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class LadderTimerFired:
     """A timer that `StartLadderTimer` set is due."""
 
@@ -110,7 +125,7 @@ class LadderTimerFired:
     phase: LadderPhase
 
 
-Fact = StopAsked | Exited | OutputClosed | TreeEnded | LadderTimerFired
+Fact = StopAsked | Exited | OutputClosed | TreeEnded | InputEndIgnored | LadderTimerFired
 
 
 # -- effects -------------------------------------------------------------------------------------
@@ -227,6 +242,8 @@ def step(ladder: Ladder, fact: Fact) -> tuple[Ladder, list[Effect]]:
             return _on_output_closed(replace(ladder, is_output_closed=True))
         case TreeEnded():
             return _on_tree_ended(ladder, fact.at)
+        case InputEndIgnored():
+            return _term(ladder, fact.at) if ladder.phase is LadderPhase.EOF else (ladder, [])
         case LadderTimerFired():
             if fact.phase is not ladder.phase:
                 return ladder, []

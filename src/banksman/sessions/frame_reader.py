@@ -25,6 +25,7 @@ from banksman.core.wire.framing import (
     MixedChunk,
     OversizeBegan,
     OversizeEnded,
+    OversizePart,
     OversizePiece,
 )
 from banksman.sessions.diagnostics import Counters
@@ -197,19 +198,30 @@ class OversizeFrames:
                 case bytes():
                     meaning = dialect.read(item)
                     plain.append(item)
-                case OversizeBegan():
-                    self._begin()
-                    continue
-                case OversizePiece(data=data):
-                    self._add(data, counters)
-                    continue
-                case OversizeEnded(length=length, head=head, tail=tail):
-                    counters.spilled += 1
+                case OversizeEnded(head=head, tail=tail):
                     meaning = dialect.read_head(head, tail)
-                    plain.append(self._note(length, head))
+                    plain += self.spill(item, counters)
+                case _:
+                    self.spill(item, counters)
+                    continue
             if meaning is not None:
                 meanings.append((len(plain) - 1, meaning))
         return plain, meanings
+
+    def spill(self, item: OversizePart, counters: Counters) -> list[bytes]:
+        """Write a part of an oversize frame to its file.
+
+        The last part returns the line that refers to the file, and the others return nothing.
+        """
+        match item:
+            case OversizeBegan():
+                self._begin()
+            case OversizePiece(data=data):
+                self._add(data, counters)
+            case OversizeEnded(length=length, head=head):
+                counters.spilled += 1
+                return [self._note(length, head)]
+        return []
 
     def close(self) -> None:
         for spill in (*self._files, *([self._open] if self._open else [])):

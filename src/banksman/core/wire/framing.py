@@ -80,7 +80,8 @@ class OversizeEnded(Struct, frozen=True):
     tail: bytes
 
 
-Framed = bytes | OversizeBegan | OversizePiece | OversizeEnded
+OversizePart = OversizeBegan | OversizePiece | OversizeEnded
+Framed = bytes | OversizePart
 
 
 class MixedChunk(Struct, frozen=True):
