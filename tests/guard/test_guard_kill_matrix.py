@@ -214,7 +214,10 @@ async def check(cell: Cell, folder: Path, marker: str, patience: float) -> bool:
                 guard_pid = int(process.stdout.readline())
             if not await is_up(tree, process):
                 return False
-            run = Run(process, guard_pid, await find_keeper(tree.pid), ours)
+            keeper = await keeper_above(tree.pid, process)
+            if keeper is None:
+                return False
+            run = Run(process, guard_pid, keeper, ours)
             await end_and_count(cell, tree, run)
         finally:
             if isinstance(ours, int) and (run is None or run.stdin != -1):
@@ -233,17 +236,30 @@ async def is_up(tree: Tree, process: subprocess.Popen[bytes]) -> bool:
     return waiting.result()
 
 
+async def keeper_above(pid: int, process: subprocess.Popen[bytes]) -> Sight | None:
+    """Return the keeper of the tree; None if a timeout has ended the tree before the look."""
+    looking = asyncio.create_task(find_keeper(pid))
+    while not looking.done():
+        await asyncio.wait([looking], timeout=0.05)
+        if process.poll() is not None and not looking.done():
+            looking.cancel()
+            await asyncio.wait([looking])
+            return None
+    return looking.result()
+
+
 async def end_and_count(cell: Cell, tree: Tree, run: Run) -> None:
-    seen = look(run.guard)
-    assert seen is not None
-    END[cell.ending](run)
     if cell.ending in REPORTED:
+        END[cell.ending](run)
         # "Over" must mean over: the count follows immediately.
         await asyncio.to_thread(run.process.wait, SECONDS_MAX)
         left = tree.left()
         assert left == []
         assert not run.keeper.is_there
         return
+    seen = look(run.guard)
+    assert seen is not None
+    END[cell.ending](run)
     await wait_until(lambda: not tree.left(), "processes are left", SECONDS_MAX)
     for each in (seen, run.keeper):
         await wait_until(lambda each=each: not each.is_there, f"a guard is left: {each}", SECONDS_MAX)
