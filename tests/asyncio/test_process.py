@@ -246,6 +246,8 @@ def test_end_of_the_loop_leaves_nothing(marker: str) -> None:
     """The child still runs and has unread output, and its task was cancelled by the end of the loop."""
     code = f"""{STARTS}
 async def main():
+    # The debug mode logs slow callbacks, and a busy machine makes any of them slow.
+    asyncio.get_running_loop().slow_callback_duration = 60
     task = asyncio.create_task(wait())
     await up.wait()
 
