@@ -207,6 +207,16 @@ async def test_process_error_has_exit_code_and_end_of_stderr(
     assert capfd.readouterr().err.startswith("begin\n")
 
 
+async def test_transport_can_connect_again_and_raises_again(tmp_path: Path, marker: str) -> None:
+    transport = claude_sdk.transport(scripted(tmp_path, marker, "say('one'); sys.exit(3)"))
+    await transport.close()
+    for _ in range(2):
+        await transport.connect()
+        with pytest.raises(ProcessError):
+            await read_all(transport)
+        await transport.close()
+
+
 async def test_signal_of_cli_is_negative_exit_code(tmp_path: Path, marker: str) -> None:
     transport = claude_sdk.transport(scripted(tmp_path, marker, "os.kill(os.getpid(), 9)"))
     await transport.connect()

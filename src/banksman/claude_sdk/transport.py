@@ -74,6 +74,9 @@ class ClaudeTransport(_Base):
         subprocess_cli._ACTIVE_CHILDREN.discard(self._process)
 
     async def _open_process(self, command: list[str], **how: Any) -> Process:
+        # A closed transport may connect again.
+        self._messages = MessageReader(self._options.max_buffer_size)
+        self._is_closing = False
         cwd, env, user = how["cwd"], how["env"], how["user"]
         if sniffio.current_async_library() != "asyncio":
             # The guard would report a missing CLI only by its exit code.

@@ -109,7 +109,7 @@ class Options:
     - `pty`: a terminal in place of stdin, stdout and stderr. `terminal` has its size, or None.
     - `stdout`, `stderr`: None means captured; see the module. `outputs` has the parsed targets.
     - `keep_output`: False keeps nothing of the captured output.
-    - `eof`: the first rung of the ladder closes stdin and waits this many seconds.
+    - `eof`: the first rung of the ladder closes stdin and waits up to this many seconds.
     """
 
     timeout: float | None = None

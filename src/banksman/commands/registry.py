@@ -346,7 +346,7 @@ class CommandStarter(ABC):
         held for a reader, and then the command blocks until it comes. While a caller waits for the
         end (`wait`, `wait_ended`, `drain`), the rest is dropped instead.
 
-        `eof`: a stop closes stdin first, and waits this many seconds before TERM.
+        `eof`: a stop closes stdin first, and waits up to this many seconds before TERM.
         """
         if yield_after is not None:
             check_seconds("yield_after", yield_after)

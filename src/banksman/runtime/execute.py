@@ -58,7 +58,8 @@ async def execute(argv: Argv, **how: Unpack[StartOptions]) -> Finished:
     `stdout`, `stderr`: None captures the stream. `subprocess.DEVNULL`, a path (created or
     truncated), an open file or its fd, or "inherit" redirects it. `stderr=subprocess.STDOUT` sends
     it where stdout goes. `keep_output`: False counts the output and passes it to `on_output`, but
-    does not keep it. `eof`: a stop closes stdin first, and waits this many seconds before TERM.
+    does not keep it. `eof`: a stop closes stdin first, and waits up to this many seconds before
+    TERM.
     """
     options = options_of(how, ends_input=True)
     if options.stdin == "pipe":

@@ -285,7 +285,7 @@ class Host(BlockingHost):
         held for a reader, and then the command blocks until it comes. While a caller waits for the
         end (`wait`, `wait_ended`, `drain`), the rest is dropped instead.
 
-        `eof`: a stop closes stdin first, and waits this many seconds before TERM.
+        `eof`: a stop closes stdin first, and waits up to this many seconds before TERM.
 
         Ctrl-C during the wait does the same.
         """
