@@ -65,10 +65,13 @@ async def test_query_runs_on_drop_in(tmp_path: Path, marker: str, installed: Non
 
 async def test_client_can_connect_again(tmp_path: Path, marker: str, installed: None) -> None:
     client = ClaudeSDKClient(scripted(tmp_path, marker))
+    used: list[Any] = []
     for _ in range(2):
         await client.connect()
+        used.append(transport_of(client))
         assert len(await ask(client, "hello")) == 2
         await client.disconnect()
+    assert used[0] is not used[1]
 
 
 async def test_transport_of_caller_is_used_unchanged(tmp_path: Path, marker: str, installed: None) -> None:
