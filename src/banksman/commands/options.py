@@ -22,8 +22,7 @@ from typing import Any, Literal, Protocol, cast
 from banksman.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
-from banksman.process.launch import PIPES, Target
-from banksman.process.stdio import Stdin as Source
+from banksman.process.launch import PIPES, Source, Target
 
 HINT = (
     'pass None, subprocess.DEVNULL, "inherit", '

@@ -403,11 +403,12 @@ class CommandStarter(ABC):
         self._bind()
         if self._is_closing or self._is_draining:
             raise Closed("cannot start a command: the host is closing", hint="open another Host")
+        end = self._on_end if on_end is None else functools.partial(self._on_end, then=on_end)
         command = Command(
             launch,
             options,
             id=os.urandom(6).hex(),
-            on_end=functools.partial(self._on_end, then=on_end),
+            on_end=end,
             on_fact=on_fact,
             matchers=self._matchers,
             reports=self._command_registry,

@@ -163,6 +163,8 @@ Argv = Sequence[str | bytes | os.PathLike[str]]
 # fd, or the file at this path.
 Target = Literal["pipe", "null", "stdout"] | int | bytes
 PIPES: tuple[Target, Target] = ("pipe", "pipe")
+# Source of stdin: /dev/null, a pipe from the host, the host's own stdin, or a copy of this fd.
+Source = Literal["null", "pipe", "inherit"] | int
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,10 @@ from banksman.core.process_facts import (
 from banksman.errors import no_room
 from banksman.process import syscalls
 from banksman.process.keeper.newer_sweep import NEWER_GRACE_SECONDS, NEWER_KILL_SECONDS_MAX
-from banksman.process.launch import PIPES, Launch, Target
+from banksman.process.launch import PIPES, Launch, Source, Target
 from banksman.process.lease_page import LeasePage
 from banksman.process.start_errors import start_error
-from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size, Stdin
+from banksman.process.stdio import TAKE_TERMINAL, ChildStreams, Size
 
 # Interval of the looks with `ps`, and the time after KILL until the survivors are reported.
 LOOK_SECONDS = 0.05
@@ -64,7 +64,7 @@ class PortableProcess:
         self,
         launch: Launch,
         *,
-        stdin: Stdin,
+        stdin: Source,
         grace: float,
         linger: float,
         deadline: float | None,

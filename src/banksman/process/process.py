@@ -35,12 +35,12 @@ from banksman.core.process_facts import (
 from banksman.errors import BanksmanError, MachineError, no_room
 from banksman.process import syscalls
 from banksman.process.keeper import messages
-from banksman.process.launch import PIPES, Launch, Target
+from banksman.process.launch import PIPES, Launch, Source, Target
 from banksman.process.lease_page import LeasePage
 from banksman.process.pipes import PipeWriter
 from banksman.process.spawn_request import SpawnRequest
 from banksman.process.start_errors import start_error
-from banksman.process.stdio import ChildStreams, Size, Stdin
+from banksman.process.stdio import ChildStreams, Size
 from banksman.process.sweep_requests import OpenSweeps, StartedSince
 from banksman.process.zygote_client import ZygoteHandle, socketpair, spawner
 
@@ -58,7 +58,7 @@ class Process:
         self,
         launch: Launch,
         *,
-        stdin: Stdin,
+        stdin: Source,
         grace: float,
         linger: float,
         deadline: float | None,

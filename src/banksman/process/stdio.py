@@ -25,12 +25,11 @@ import termios
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 from banksman.core.process_facts import BytesRead, Stream, StreamEnded
 from banksman.errors import UsageError
 from banksman.process import syscalls
-from banksman.process.launch import PIPES, Target
+from banksman.process.launch import PIPES, Source, Target
 from banksman.process.pipes import PipeReader, PipeWrite, PipeWriter
 
 # The ioctl by which a session leader acquires a controlling terminal. The host sends the number to
@@ -125,9 +124,6 @@ class _End(PipeWrite):
 # stream of output. Its input uses a copy of the fd, so that each end has a separate fd, in the
 # selector and for closing.
 
-# An int is an fd of this process. The child gets a copy of it.
-Stdin = Literal["null", "pipe", "inherit"] | int
-
 
 class ChildStreams:
     """The three standard streams of a child.
@@ -138,7 +134,7 @@ class ChildStreams:
 
     def __init__(
         self,
-        stdin: Stdin,
+        stdin: Source,
         on_fact: Callable[[BytesRead | StreamEnded], None],
         terminal: Size | None = None,
         outputs: tuple[Target, Target] = PIPES,
