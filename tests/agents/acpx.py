@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.acp_client import Order, Reply
 from tests.agents.ground import WAIT_SECONDS_MAX
 
@@ -28,12 +29,13 @@ PINS = frozenset({PROGRAM, NODE})
 
 
 def program() -> list[str]:
+    """Return the start of the command line. Skip the test if there is no client for this machine."""
     links = Path(os.environ["BANKSMAN_AGENTS"])
-    return [str(links / NODE), str(links / PROGRAM)]
-
-
-def is_installed() -> bool:
-    return all(os.access(path, os.X_OK) for path in program())
+    words = [str(links / NODE), str(links / PROGRAM)]
+    # tools/agents.py has reported this already, and fails in CI.
+    if not all(os.access(path, os.X_OK) for path in words):
+        pytest.skip("acpx is not for this machine")
+    return words
 
 
 @dataclass(frozen=True, slots=True)

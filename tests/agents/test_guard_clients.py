@@ -39,7 +39,6 @@ def test_killed_sdk_client_leaves_no_process_of_a_guarded_agent(agent: str, plac
     compare(talk_by_sdk, agent, place)
 
 
-@pytest.mark.skipif(not acpx.is_installed(), reason="acpx is not for this machine")
 @pytest.mark.parametrize("agent", AGENTS)
 def test_killed_acpx_leaves_no_process_of_a_guarded_agent(agent: str, place: Places) -> None:
     compare(talk_by_acpx, agent, place)
