@@ -37,7 +37,7 @@ if os.path.exists(place + "/broken"):
     sys.exit(1)
 for package, pin in packages.items():
     assert pin["integrity"].startswith("sha512-") and set(pin) == {{"version", "integrity"}}
-    for name in ("claude", "bin/codex-acp", "bin/opencode", "bundle/gemini.js",
+    for name in ("claude", "bin/codex-acp", "bin/opencode", "bundle/gemini.js", "dist/cli.js", "bin/node",
                  *("vendor/%s-unknown-linux-musl/bin/codex" % machine for machine in ("x86_64", "aarch64"))):
         path = package + "/" + name
         os.makedirs(os.path.dirname(path), exist_ok=True)

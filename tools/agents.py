@@ -1,5 +1,7 @@
 """Install the real agents that the tests use, and run a command in an isolated network namespace.
 
+The ACP client `acpx` and the Node.js that it needs are installed like agents.
+
     python3 tools/agents.py install                  install missing agents and print their folder
     python3 tools/agents.py run COMMAND [WORDS …]    the same, then run COMMAND with loopback only
 
@@ -7,7 +9,7 @@
 downloads them and runs none of their scripts. The configuration of npm decides the registry. This
 file contains no URL, and the hash protects the content from any registry.
 
-**Cache.** The agents take 1.3 GB. The cache is therefore outside the checkout, in
+**Cache.** The agents take 1.5 GB. The cache is therefore outside the checkout, in
 `$XDG_CACHE_HOME/banksman/agents` (or `~/.cache/…`), and a second checkout downloads nothing. Each
 agent has a folder named after its pins, so another version has another folder. The script creates
 the folder under a temporary name, with a list of its files, and renames it when it is complete. If
@@ -251,7 +253,7 @@ def install_one(folder: Path, pin: Pin) -> None:
 def is_whole(whole: Path, pin: Pin) -> bool:
     """Whether all installed files exist with their sizes.
 
-    Hashing 1.3 GB at each start would be too slow.
+    Hashing 1.5 GB at each start would be too slow.
     """
     try:
         stamp = json.loads((whole / STAMP).read_text())

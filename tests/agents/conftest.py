@@ -19,7 +19,9 @@ IS_PLACE_MADE = "BANKSMAN_AGENTS" in os.environ
 collect_ignore_glob = [] if IS_PLACE_MADE else ["test_*.py"]
 
 # Rewrite the asserts of these helpers, so that they show their values as those of a test do.
-pytest.register_assert_rewrite(*(f"tests.agents.{name}" for name in ("case", "ground", "matrix", "plain", "steps")))
+pytest.register_assert_rewrite(
+    *(f"tests.agents.{name}" for name in ("acpx", "case", "ground", "matrix", "plain", "steps"))
+)
 
 # Name of the property under which a test reports its row. The report travels from a worker to the process that prints.
 ROW = "row of the table"

@@ -13,6 +13,8 @@ from typing import Any
 import banksman
 
 CALLER = str(Path(__file__).with_name("caller.py"))
+# Folder with the Banksman under test, for PYTHONPATH.
+SOURCE = str(Path(banksman.__file__).parent.parent)
 SECONDS_MAX = 60.0
 
 
@@ -23,7 +25,7 @@ def guard(*words: str) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     """Return an environment in which the Banksman under test is found."""
-    return {**os.environ, "PYTHONPATH": str(Path(banksman.__file__).parent.parent), **more}
+    return {**os.environ, "PYTHONPATH": SOURCE, **more}
 
 
 def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
