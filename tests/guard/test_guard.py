@@ -329,6 +329,19 @@ def test_hangup_after_another_signal_does_not_kill() -> None:
         assert process.wait(SECONDS_MAX) == 0
 
 
+@thorough
+def test_timeout_of_a_command_that_has_exited_does_not_count_for_its_keeper(tmp_path: Path) -> None:
+    """The linger may be longer than the timeout. The keeper that waits for its end is not stuck.
+
+    A keeper counts as stuck twelve seconds after this timeout.
+    """
+    path = tmp_path / "report"
+    script = "(sleep 14; echo finished) & exit 0"
+    done = run("--timeout", "1", "--grace", "0", "--linger", "60", "--report", str(path), "--", "sh", "-c", script)
+    assert (done.returncode, done.stdout) == (0, "finished\n")
+    assert json.loads(path.read_text())["ladder"] == []
+
+
 # -- limits ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("flags", "code", "reason"),
@@ -340,7 +353,9 @@ def test_hangup_after_another_signal_does_not_kill() -> None:
     ],
 )
 def test_guard_ends_a_tree_over_its_limit(flags: list[str], code: str, reason: str) -> None:
-    done = run(*flags, "--", *PYTHON, "-c", f"import time; {code}; time.sleep(60)")
+    # A command that handles TERM and exits with 0 has not succeeded.
+    handled = "import os, signal, time; signal.signal(15, lambda *_: os._exit(0))"
+    done = run(*flags, "--", *PYTHON, "-c", f"{handled}; {code}; time.sleep(60)")
     assert done.returncode == 128 + signal.SIGTERM
     assert f"its process tree exceeds {reason}" in done.stderr
 

@@ -339,6 +339,8 @@ class Guard:
             # The signal ended it that was passed on, or KILL after the second signal.
             self._outcome.ended = "stopped"
         if by_itself:
+            # The deadlines of the command are over. `_end_rest` sets the next one.
+            self._stuck_at = None
             self._rest_at = at + (0.0 if is_stopped else self._settings.linger)
         # Otherwise the keeper has begun to end the tree, and ends the rest too.
 
