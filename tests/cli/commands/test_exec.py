@@ -388,6 +388,8 @@ def test_exec_ignores_the_end_of_stdin_by_default() -> None:
     ],
 )
 def test_exec_ends_a_tree_over_its_limit(flags: list[str], code: str) -> None:
-    done = run(*flags, "--", sys.executable, "-I", "-S", "-c", f"import time; {code}; time.sleep(60)")
+    # A command that handles TERM and exits with 0 has not succeeded.
+    handled = "import os, signal, time; signal.signal(15, lambda *_: os._exit(0))"
+    done = run(*flags, "--", sys.executable, "-I", "-S", "-c", f"{handled}; {code}; time.sleep(60)")
     assert done.returncode == 128 + signal.SIGTERM
     assert f"its process tree exceeds {flags[0]}" in done.stderr

@@ -32,8 +32,9 @@ takes the next of these steps at once; HUP does not. Keys of a terminal (Ctrl-C,
 command as without a guard.
 
 exit codes: the code of the command; 124 after --timeout, 125 if Banksman itself failed, 126 if the
-command cannot be run, 127 if it is not found, 128+n if the command died of signal n. If a signal to
-the guard ended the command, the guard dies of the same signal.
+command cannot be run, 127 if it is not found, 128+n if the command died of signal n, 143 (as after
+TERM) if --memory or --pids was exceeded. If a signal to the guard ended the command, the guard dies
+of the same signal.
 """
 
 
