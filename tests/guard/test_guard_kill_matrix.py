@@ -1,7 +1,8 @@
 """Kill matrix of `guard`: every ending × every shape of tree × both roles leaves no process.
 
-The trees and the count from outside are those of `tests/process/test_kill_matrix.py`. The control at the end does the
-same without a guard, and must find some processes left.
+The trees and the count from outside are those of `tests/process/test_kill_matrix.py`. Each wait for the end is shorter
+than the life that bounds the trees, so a tree that ends by itself fails its cell. Two controls at the end: a cell
+without its ending must fail, and the same trees without a guard must leave some processes.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.guard.running import CALLER, SECONDS_MAX, guard, started
+from tests.guard.running import CALLER, guard, started
 from tests.process import shapes
 from tests.process.hosts import Sight, look
 from tests.process.test_kill_matrix import (
     ESCAPES,
+    GONE_SECONDS_MAX,
     LONG_LINGER_SECONDS,
     PATIENCE_SECONDS,
     ROLES,
@@ -191,8 +193,13 @@ def stdin_of(ending: str) -> Generator[tuple[Any, socket.socket | int]]:
         os.close(read)
 
 
-async def check(cell: Cell, folder: Path, marker: str, patience: float) -> bool:
-    """Run one cell. Return False if the tree was not up before a clock ended it."""
+async def check(
+    cell: Cell, folder: Path, marker: str, patience: float, end: Callable[[Run], None] | None = None
+) -> bool:
+    """Run one cell. Return False if the tree was not up before a clock ended it.
+
+    `end`: instead of the ending of the cell.
+    """
     with ExitStack() as stack:
         tree = stack.enter_context(planted(folder, marker, cell.shape, cell.role, cell.leaves))
         theirs, ours = stack.enter_context(stdin_of(cell.ending))
@@ -218,7 +225,7 @@ async def check(cell: Cell, folder: Path, marker: str, patience: float) -> bool:
             if keeper is None:
                 return False
             run = Run(process, guard_pid, keeper, ours)
-            await end_and_count(cell, tree, run)
+            await end_and_count(cell, tree, run, end or END[cell.ending])
         finally:
             if isinstance(ours, int) and (run is None or run.stdin != -1):
                 os.close(ours)
@@ -248,21 +255,21 @@ async def keeper_above(pid: int, process: subprocess.Popen[bytes]) -> Sight | No
     return looking.result()
 
 
-async def end_and_count(cell: Cell, tree: Tree, run: Run) -> None:
+async def end_and_count(cell: Cell, tree: Tree, run: Run, end: Callable[[Run], None]) -> None:
     if cell.ending in REPORTED:
-        END[cell.ending](run)
+        end(run)
+        await wait_until(lambda: run.process.poll() is not None, "the guard does not exit")
         # "Over" must mean over: the count follows immediately.
-        await asyncio.to_thread(run.process.wait, SECONDS_MAX)
         left = tree.left()
         assert left == []
         assert not run.keeper.is_there
         return
     seen = look(run.guard)
     assert seen is not None
-    END[cell.ending](run)
-    await wait_until(lambda: not tree.left(), "processes are left", SECONDS_MAX)
+    end(run)
+    await wait_until(lambda: not tree.left(), "processes are left")
     for each in (seen, run.keeper):
-        await wait_until(lambda each=each: not each.is_there, f"a guard is left: {each}", SECONDS_MAX)
+        await wait_until(lambda each=each: not each.is_there, f"a guard is left: {each}")
 
 
 @pytest.mark.parametrize("cell", [marked(cell) for cell in RUN])
@@ -283,6 +290,22 @@ def test_guard_matrix_names_every_impossible_cell() -> None:
     assert IMPOSSIBLE.keys() <= names
     assert names >= FAST
     assert len(RUN) == 14 * 9 * 2 - len(IMPOSSIBLE)
+
+
+def test_trees_outlive_the_wait_for_their_end() -> None:
+    """Otherwise each cell passes, whatever the guard does."""
+    assert shapes.LOOP_SECONDS_MAX > 1.5 * GONE_SECONDS_MAX
+    assert shapes.LIFE_SECONDS_MAX > 1.5 * GONE_SECONDS_MAX
+
+
+@thorough
+@pytest.mark.parametrize("name", ["term-plain-leader", "guard_sigkill-fork_loop-descendant"])
+async def test_cell_without_its_ending_fails(name: str, tmp_path: Path, marker: str) -> None:
+    """The control of the matrix: the guard has nothing to react to, and the cell must see that."""
+    [cell] = [cell for cell in RUN if str(cell) == name]
+    with pytest.raises(AssertionError, match=r"the guard does not exit|processes are left"):
+        await check(cell, tmp_path, marker, PATIENCE_SECONDS[0], end=lambda run: None)
+    await wait_until(lambda: not kill_each(marker), "the control's rest does not die")
 
 
 @pytest.mark.parametrize("shape", one_in(4, ESCAPES))

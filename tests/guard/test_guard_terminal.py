@@ -15,7 +15,8 @@ from contextlib import contextmanager
 
 import pytest
 from tests.guard.running import CALLER, SECONDS_MAX, environment, guard
-from tests.process.hosts import look
+from tests.process.hosts import Sight, look
+from tests.process.test_kill_matrix import GONE_SECONDS_MAX
 
 # Counts the Ctrl-C that it gets. It prints `up`, then a line for each, and exits at the third.
 COUNTS = r"""
@@ -80,6 +81,14 @@ def shell() -> Generator[Terminal]:
         yield terminal
         terminal.type("exit\n")
         process.wait(SECONDS_MAX)
+
+
+def wait_gone(*seen: Sight) -> None:
+    """Wait until these processes are gone, for less time than the commands of this module live."""
+    deadline = time.monotonic() + GONE_SECONDS_MAX
+    while any(each.is_there for each in seen):
+        assert time.monotonic() < deadline, "a process is left"
+        time.sleep(0.01)
 
 
 def line(*words: str) -> str:
@@ -170,10 +179,7 @@ def test_stopped_job_ends_with_its_shell() -> None:
         terminal.wait_for("Stopped")
         process.kill()
         process.wait()
-        deadline = time.monotonic() + SECONDS_MAX
-        while keeper.is_there or seen.is_there:
-            assert time.monotonic() < deadline, "a stopped job is left"
-            time.sleep(0.01)
+        wait_gone(keeper, seen)
 
 
 def test_guard_takes_the_terminal_back_from_a_dead_group() -> None:
@@ -198,10 +204,7 @@ def test_closed_terminal_ends_the_tree() -> None:
         keeper = look(int(terminal.wait_for(r"is (\d+)\r\n")[1]))
         assert keeper is not None
         os.close(terminal._fd)  # pyright: ignore[reportPrivateUsage]
-        deadline = time.monotonic() + SECONDS_MAX
-        while keeper.is_there:
-            assert time.monotonic() < deadline, "the keeper is left"
-            time.sleep(0.01)
+        wait_gone(keeper)
         # For the end of the block.
         terminal._fd = os.open("/dev/null", os.O_RDONLY)  # pyright: ignore[reportPrivateUsage]
 

@@ -1,8 +1,9 @@
 """Run a command for `banksman exec`: pass its output and keys through, end it on a signal.
 
 `run_foreground` runs the command on a host in this process. The first signal starts the ladder, and
-the second kills at once. `TerminalBridge` connects the user's terminal to the terminal of the
-command. `OutputPump` writes the output. The flags and exit codes are in `commands/exec.py`.
+the second kills at once. A watch (`watches.py`) only starts the ladder. `TerminalBridge` connects
+the user's terminal to the terminal of the command. `OutputPump` writes the output. The flags and
+exit codes are in `commands/exec.py`.
 
 A thread writes the command's output to stdout and stderr, so that a slow reader blocks nothing
 else. The shell shares stdout, so it cannot be made non-blocking, and a blocking write in the event
@@ -32,6 +33,7 @@ from banksman.commands.command import Command
 from banksman.commands.options import Options
 from banksman.commands.result import Ended, Finished
 from banksman.errors import BanksmanError, MachineError
+from banksman.process.caller import SECOND_SIGNAL_SECONDS
 from banksman.process.launch import Launch
 from banksman.runtime.base_host import Host
 
@@ -274,6 +276,8 @@ class _Foreground:
         self._command: Command | None = None
         self._through: OutputPump | None = None
         self._caught: int | None = None
+        # When the first signal arrived that a second one may follow.
+        self._signalled_at: float | None = None
         self._error: MachineError | None = None
 
     async def run(self) -> tuple[Finished, int | None]:
@@ -289,7 +293,10 @@ class _Foreground:
                 self._through = OutputPump(self._on_behind, self._on_broken)
                 options = dataclasses.replace(options, on_output=self._through.put)
             self._command = host.launch(self._launch, options)
-            self._watches.begin(self._on_signal)
+            if self._caught is not None:
+                # The signal came before the command.
+                self._command.stop_nowait(Ended.STOPPED)
+            self._watches.begin(self._begin_stop)
             try:
                 if options.terminal is None or self._is_quiet:
                     finished = await self._finish(self._command)
@@ -320,16 +327,34 @@ class _Foreground:
             await bridge.leave()
 
     def _on_signal(self, number: int) -> None:
-        is_second = self._caught is not None
-        # Keep the first signal: it decides the exit code. A second signal kills without the grace
-        # period.
+        self._begin_stop(number)
+        if number == signal.SIGHUP:
+            # It often accompanies another signal or the death of the caller, and does not mean
+            # more: a terminal that is closed sends it.
+            return
+        now = time.monotonic()
+        if self._signalled_at is None:
+            self._signalled_at = now
+        elif now - self._signalled_at >= SECOND_SIGNAL_SECONDS and self._command is not None:
+            self._command.stop_nowait(Ended.STOPPED, at_once=True)
+            if self._through is not None:
+                self._through.give_up()
+
+    def _begin_stop(self, number: int) -> bool:
+        """Begin to stop the command, as on this signal. Return whether no stop had begun before.
+
+        A stop that has begun goes on as it is.
+        """
+        is_first = self._caught is None
+        # Keep the first signal: it decides the exit code.
         self._caught = self._caught or number
         if self._command is not None:
-            self._command.stop_nowait(Ended.STOPPED, at_once=is_second)
+            self._command.stop_nowait(Ended.STOPPED)
             # With the command over, only its output is pending. A signal then means: do not wait
             # for the reader.
-            if self._through is not None and (is_second or self._command.is_over):
+            if self._through is not None and self._command.is_over:
                 self._through.give_up()
+        return is_first
 
     def _on_behind(self, is_behind: bool) -> None:
         assert self._command is not None

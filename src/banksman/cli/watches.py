@@ -20,7 +20,7 @@ from banksman.process.tree_limits import LOOK_SECONDS, TreeLimits
 
 
 class Watches:
-    """Watches that begin with the command. Each ends it in the way that a signal would.
+    """Watches that begin with the command. Each begins its stop, in the way that a signal would.
 
     `caller`: a pidfd of the caller, or -1. This object closes it.
 
@@ -36,7 +36,8 @@ class Watches:
         memory_bytes_max: int | None,
         processes_max: int | None,
     ) -> None:
-        if sys.platform != "linux" and (memory_bytes_max or processes_max or grace_after_eof):
+        asked = (memory_bytes_max, processes_max, grace_after_eof)
+        if sys.platform != "linux" and asked != (None, None, None):
             message = "cannot watch the command: --memory, --pids and --grace-after-eof need Linux"
             raise UsageError(message, hint="leave them out")
         self._grace_after_eof = grace_after_eof
@@ -44,11 +45,15 @@ class Watches:
         self._caller = caller
         self._stdin: select.epoll | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        # The name of the limit that the tree has exceeded.
+        # The name of the limit for which the tree was ended.
         self.exceeded: str | None = None
 
-    def begin(self, end: Callable[[int], None]) -> None:
-        """Start to watch. `end`: ends the command, as this signal to this process would."""
+    def begin(self, end: Callable[[int], bool]) -> None:
+        """Start to watch.
+
+        `end`: begins to end the command, as this signal to this process would. It returns False if
+        something else has begun that before.
+        """
         loop = asyncio.get_running_loop()
         if self._caller >= 0:
             loop.add_reader(self._caller, self._on_caller_gone, end)
@@ -64,7 +69,7 @@ class Watches:
         self._forget_caller()
         self._forget_stdin()
 
-    def _on_caller_gone(self, end: Callable[[int], None]) -> None:
+    def _on_caller_gone(self, end: Callable[[int], bool]) -> None:
         self._forget_caller()
         end(signal.SIGHUP)
 
@@ -74,7 +79,7 @@ class Watches:
             os.close(self._caller)
             self._caller = -1
 
-    def _watch_stdin(self, end: Callable[[int], None], seconds: float) -> None:
+    def _watch_stdin(self, end: Callable[[int], bool], seconds: float) -> None:
         # An epoll of its own, because the loop can only wait for readable data. It reports a
         # hang-up even if data is unread.
         stdin = select.epoll()
@@ -86,7 +91,7 @@ class Watches:
         self._stdin = stdin
         asyncio.get_running_loop().add_reader(stdin, self._on_hangup, end, seconds)
 
-    def _on_hangup(self, end: Callable[[int], None], seconds: float) -> None:
+    def _on_hangup(self, end: Callable[[int], bool], seconds: float) -> None:
         self._forget_stdin()
         self._timers.append(asyncio.get_running_loop().call_later(seconds, end, signal.SIGHUP))
 
@@ -96,19 +101,19 @@ class Watches:
             self._stdin.close()
             self._stdin = None
 
-    def _look_later(self, end: Callable[[int], None], limits: TreeLimits | None) -> None:
+    def _look_later(self, end: Callable[[int], bool], limits: TreeLimits | None) -> None:
         loop = asyncio.get_running_loop()
         self._timers[:] = [timer for timer in self._timers if timer.when() > loop.time()]
         self._timers.append(loop.call_later(LOOK_SECONDS, self._look, end, limits))
 
-    def _look(self, end: Callable[[int], None], limits: TreeLimits | None) -> None:
+    def _look(self, end: Callable[[int], bool], limits: TreeLimits | None) -> None:
         if limits is None and (keeper := find_keeper()) is not None:
             limits = TreeLimits(keeper, *self._limits)
-        self.exceeded = None if limits is None else limits.exceeded()
-        if self.exceeded is None:
+        exceeded = None if limits is None else limits.exceeded()
+        if exceeded is None:
             self._look_later(end, limits)
-        else:
-            end(signal.SIGTERM)
+        elif end(signal.SIGTERM):
+            self.exceeded = exceeded
 
 
 def find_keeper() -> int | None:

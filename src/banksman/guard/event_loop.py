@@ -18,6 +18,7 @@ import time
 from banksman.guard.outcome import Outcome
 from banksman.guard.signals import CHLD, CONT, ENDING, HUP, PASSED, STOP, TERM, TSTP
 from banksman.process import syscalls
+from banksman.process.caller import SECOND_SIGNAL_SECONDS
 from banksman.process.keeper import messages
 from banksman.process.keeper.keeper import MARGIN_SECONDS
 from banksman.process.keeper.lost_trees import Orphans
@@ -82,6 +83,8 @@ class Guard:
         if settings.timeout is not None:
             # The order has told the keeper.
             self._dues["timeout"] = self._started_at + settings.timeout
+        # When the last signal arrived that had an effect on the stop.
+        self._signalled_at = 0.0
         # Why the keeper has begun to end the tree; None if it has not.
         self._why: str | None = None
         self._has_exited = False
@@ -112,7 +115,10 @@ class Guard:
         while not self._is_over():
             ready = dict(syscalls.poll(self._poller, self._timeout_ms()))
             if self._signal_fd in ready:
-                for number, code in syscalls.read_signals(self._signal_fd):
+                # The kernel hands out the lowest number first. TERM asks for more than the others,
+                # so a HUP that came with it must not count as the first signal.
+                pending = syscalls.read_signals(self._signal_fd)
+                for number, code in sorted(pending, key=lambda each: each[0] != TERM):
                     self._on_signal(number, is_kernels=code == syscalls.SI_KERNEL)
             if control in ready:
                 self._read_messages()
@@ -169,19 +175,15 @@ class Guard:
             syscalls.kill(os.getpid(), STOP)
 
     def _on_ending_signal(self, number: int, *, is_known: bool) -> None:
-        is_second = "stopped" in self._dues
-        if not self._has_exited:
-            self._outcome.caught = self._outcome.caught if is_second else number
+        if "stopped" not in self._dues and not self._has_exited:
+            self._outcome.caught = number
         if is_known and number != HUP:
             # Ctrl-C or Ctrl-\. The command handles it: an interactive agent interrupts its turn.
             return
-        if is_second:
-            # HUP often follows another signal without meaning more: a shell sends it to its jobs
-            # after the kernel did, and a service manager after TERM.
-            if number != HUP:
-                self._send(messages.KILL)
-                self._note("kill")
+        if "stopped" in self._dues:
+            self._on_further_signal(number)
             return
+        self._signalled_at = time.monotonic()
         if number == TERM:
             self._stop("stopped", 0.0)
             return
@@ -189,6 +191,21 @@ class Guard:
             self._send(messages.SIGNAL, number, True)
         # Other signals than TERM get half of the grace before TERM follows.
         self._stop("stopped", self._settings.grace / 2)
+
+    def _on_further_signal(self, number: int) -> None:
+        """Go on to the next rung: TERM, or KILL if the tree has got TERM."""
+        now = time.monotonic()
+        is_later = now - self._signalled_at >= SECOND_SIGNAL_SECONDS
+        # HUP often follows another signal without meaning more: a shell sends it to its jobs after
+        # the kernel did, and a service manager after TERM.
+        if number == HUP or not (is_later or number == TERM):
+            return
+        if self._dues["stopped"] > now and not self._outcome.ladder:
+            self._signalled_at = self._dues["stopped"] = now
+            self._poke_keeper_deadline()
+        elif is_later and self._outcome.ladder:
+            self._send(messages.KILL)
+            self._note("kill")
 
     # -- the end ----------------------------------------------------------------------------------
     def _stop(self, why: str, seconds: float) -> None:
@@ -322,6 +339,8 @@ class Guard:
             # The signal ended it that was passed on, or KILL after the second signal.
             self._outcome.ended = "stopped"
         if by_itself:
+            # The deadlines of the command are over. `_end_rest` sets the next one.
+            self._stuck_at = None
             self._rest_at = at + (0.0 if is_stopped else self._settings.linger)
         # Otherwise the keeper has begun to end the tree, and ends the rest too.
 

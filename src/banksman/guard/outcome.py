@@ -7,6 +7,7 @@ import os
 import stat
 
 from banksman.errors import UsageError
+from banksman.guard.signals import TERM
 from banksman.process import syscalls
 
 TYPE_CHECKING = False
@@ -50,6 +51,9 @@ class Outcome:
     def exit_code(self) -> int:
         if self.ended == "timeout":
             return TIMED_OUT
+        if self.ended in ("memory", "pids"):
+            # As `exec`: a command that handles TERM and exits with 0 has not succeeded.
+            return SIGNALLED + TERM
         if self.signal is not None:
             return SIGNALLED + self.signal
         return OWN_FAILURE if self.code is None else self.code

@@ -1,6 +1,6 @@
-"""Pidfd of the caller: the process that started this one, whose death ends the command.
+"""The caller: the process that started this one, whose death ends the command.
 
-`guard` and `exec` watch it.
+`guard` and `exec` watch its pidfd.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ import os
 
 from banksman.errors import MachineError
 from banksman.process import syscalls
+
+# A signal that follows another one sooner means the same request, not an impatient user. `timeout`
+# sends TERM to its child, and again to the group of that child.
+SECOND_SIGNAL_SECONDS = 0.5
 
 
 def open_caller() -> int:

@@ -16,6 +16,9 @@ import pytest
 from tests.process.count import marked
 from tests.thorough import thorough
 
+from banksman.cli.watches import Watches
+from banksman.errors import UsageError
+
 BANKSMAN = [sys.executable, "-m", "banksman"]
 # Prints "up" and stays for a minute. "deaf" ignores TERM. Its child is in a new session.
 STAYS = (
@@ -169,6 +172,30 @@ def test_exec_kills_at_once_on_a_second_interrupt(marker: str) -> None:
     assert marked(marker) == []
 
 
+# On TERM it prints "term", and "clean" when the file exists.
+CLEANS = (
+    "clean() { echo term; until [ -e $0 ]; do sleep 0.05; done; echo clean; exit; }\n"
+    "trap clean TERM; echo up; while :; do sleep 0.05; done"
+)
+
+
+def cleans(tmp_path: pathlib.Path) -> tuple[pathlib.Path, list[str]]:
+    """Return the file of a command that cleans up, and its words."""
+    gate = tmp_path / "gate"
+    return gate, ["--grace", "60", "--", "sh", "-c", CLEANS, str(gate)]
+
+
+def test_exec_takes_two_signals_at_once_as_one_request(tmp_path: pathlib.Path) -> None:
+    gate, words = cleans(tmp_path)
+    with start(*words) as child:
+        assert child.stdout is not None
+        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline() == b"term\n"
+        gate.touch()
+        assert child.stdout.read() == b"clean\n"
+
+
 def test_exec_leaves_nothing_when_killed(marker: str) -> None:
     with start("--grace", "0.5", *stays(marker, "deaf")) as child:
         child.kill()
@@ -315,9 +342,38 @@ def test_exec_ends_with_its_parent_unless_hangups_are_ignored(is_detached: bool,
     wait_gone(marker)
 
 
+def test_exec_gives_the_grace_when_the_caller_and_its_terminal_go_away(tmp_path: pathlib.Path) -> None:
+    """HUP, again HUP, the death of the caller, and the end of stdin are one reason to stop."""
+    gate, words = cleans(tmp_path)
+    code = "import os, subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); sys.stdin.read()"
+    argv = [sys.executable, "-c", code, *BANKSMAN, "exec", "--grace-after-eof", "0", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0) as caller:
+        assert caller.stdin is not None
+        assert caller.stdout is not None
+        pid = int(caller.stdout.readline())
+        assert caller.stdout.readline() == b"up\n"
+        os.kill(pid, signal.SIGHUP)
+        assert caller.stdout.readline() == b"term\n"
+        # Nothing may happen, so there is nothing to wait for.
+        time.sleep(0.6)
+        os.kill(pid, signal.SIGHUP)
+        caller.kill()
+        caller.stdin.close()
+        time.sleep(0.4)
+        gate.touch()
+        assert caller.stdout.read() == b"clean\n"
+
+
 def test_exec_ends_after_stdin_hung_up_if_asked() -> None:
     done = run("--grace-after-eof", "0.1", "--", "sleep", "60", input="unread")
     assert done.returncode == 128 + signal.SIGHUP
+
+
+def test_watch_of_stdin_without_grace_needs_linux_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UsageError, match="need Linux"):
+        Watches(caller=-1, grace_after_eof=0.0, memory_bytes_max=None, processes_max=None)
 
 
 def test_exec_ignores_the_end_of_stdin_by_default() -> None:
@@ -332,6 +388,8 @@ def test_exec_ignores_the_end_of_stdin_by_default() -> None:
     ],
 )
 def test_exec_ends_a_tree_over_its_limit(flags: list[str], code: str) -> None:
-    done = run(*flags, "--", sys.executable, "-I", "-S", "-c", f"import time; {code}; time.sleep(60)")
+    # A command that handles TERM and exits with 0 has not succeeded.
+    handled = "import os, signal, time; signal.signal(15, lambda *_: os._exit(0))"
+    done = run(*flags, "--", sys.executable, "-I", "-S", "-c", f"{handled}; {code}; time.sleep(60)")
     assert done.returncode == 128 + signal.SIGTERM
     assert f"its process tree exceeds {flags[0]}" in done.stderr

@@ -39,9 +39,10 @@ TIMED_OUT, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 124, 126, 127, 128
 
 _NOTES = """\
 exit codes: the code of the command; 124 after either timeout, 125 if Banksman itself failed, 126 if
-the command cannot be run, 127 if it is not found, 128+n after signal n. Ctrl-C and TERM end the
-whole tree: TERM, then KILL after --grace; a second Ctrl-C kills at once. So does the death of the
-parent process, with code 129 as after HUP, unless HUP is ignored (nohup).
+the command cannot be run, 127 if it is not found, 128+n after signal n, 143 (as after TERM) if
+--memory or --pids was exceeded. Ctrl-C and TERM end the whole tree: TERM, then KILL after --grace;
+a second Ctrl-C, half a second later or more, kills at once. The death of the parent process ends
+the tree too, with code 129 as after HUP, unless HUP is ignored (nohup).
 
 With --pty, and by default if stdin, stdout and stderr are terminals, the command runs on a new
 terminal and gets all keys. Ctrl-C then goes to the foreground process of that terminal; three

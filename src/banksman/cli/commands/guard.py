@@ -27,12 +27,14 @@ _NOTES = """\
 The command gets stdin, stdout, stderr and every other open file descriptor of the caller. Its whole
 process tree is ended when the command exits, when the caller (the parent process of the guard)
 dies, when stdin hangs up, and on TERM, INT, HUP and QUIT. The signal is passed on; TERM follows
-after half of --grace, and KILL --grace after TERM. A second signal, except HUP, kills at once. Keys
-of a terminal (Ctrl-C, Ctrl-Z) go to the command as without a guard.
+after half of --grace, and KILL --grace after TERM. Another signal, half a second later or more,
+takes the next of these steps at once; HUP does not. Keys of a terminal (Ctrl-C, Ctrl-Z) go to the
+command as without a guard.
 
 exit codes: the code of the command; 124 after --timeout, 125 if Banksman itself failed, 126 if the
-command cannot be run, 127 if it is not found, 128+n if the command died of signal n. If a signal to
-the guard ended the command, the guard dies of the same signal.
+command cannot be run, 127 if it is not found, 128+n if the command died of signal n, 143 (as after
+TERM) if --memory or --pids was exceeded. If a signal to the guard ended the command, the guard dies
+of the same signal.
 """
 
 
