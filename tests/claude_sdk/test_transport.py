@@ -167,6 +167,31 @@ async def test_explicit_max_buffer_size_still_raises(tmp_path: Path, marker: str
     assert alive(marker) == []
 
 
+def test_messages_before_refused_line_are_yielded() -> None:
+    messages = MessageReader(100).feed(b'{"type":"user"}\n{"type":"user","text":"' + b"x" * 500 + b'"}\n')
+    assert next(messages) == {"type": "user"}
+    with pytest.raises(CLIJSONDecodeError, match="maximum buffer size of 100 bytes"):
+        next(messages)
+
+
+@pytest.mark.parametrize(("extra", "is_refused"), [(0, False), (1, True)])
+@pytest.mark.parametrize("newline", ["\n", ""])
+def test_max_buffer_size_counts_characters(extra: int, is_refused: bool, newline: str) -> None:
+    empty = '{"type":"user","text":""}'
+    line = empty.replace('""', '"' + "\U0001f600" * (100 - len(empty) + extra) + '"') + newline
+    reader = MessageReader(100)
+    messages: list[dict[str, Any]] = []
+    try:
+        for byte in line.encode():
+            messages += reader.feed(bytes((byte,)))
+        messages += reader.end()
+    except CLIJSONDecodeError:
+        assert is_refused
+    else:
+        assert not is_refused
+        assert messages == [json.loads(line)]
+
+
 def test_oversize_line_becomes_placeholder_and_file() -> None:
     reader = MessageReader(None)
     line = b'{"type":"user","text":"' + b"x" * FRAME_BYTES_MAX + b'"}\n'
