@@ -33,8 +33,8 @@ from tests.thorough import one_in, thorough
 
 from banksman import claude_sdk
 from banksman.claude_sdk import ClaudeTransport
+from banksman.claude_sdk.cli_stderr import TAIL_BYTES_MAX, WAITING_BYTES_MAX
 from banksman.claude_sdk.messages import MessageReader
-from banksman.claude_sdk.transport import STDERR_BYTES_MAX
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 
 SECONDS_MAX = 60.0
@@ -216,7 +216,7 @@ def test_oversize_line_that_sdk_must_act_on_raises() -> None:
 async def test_process_error_has_exit_code_and_end_of_stderr(
     tmp_path: Path, marker: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code = f"complain('begin\\n' + 'x\\n' * {STDERR_BYTES_MAX} + 'the reason\\n'); sys.exit(3)"
+    code = f"complain('begin\\n' + 'x\\n' * {TAIL_BYTES_MAX} + 'the reason\\n'); sys.exit(3)"
     transport = claude_sdk.transport(scripted(tmp_path, marker, code))
     await transport.connect()
     with pytest.raises(ProcessError) as raised:
@@ -224,12 +224,56 @@ async def test_process_error_has_exit_code_and_end_of_stderr(
     assert raised.value.exit_code == 3
     assert raised.value.stderr is not None
     assert raised.value.stderr.endswith("the reason")
-    assert STDERR_BYTES_MAX - 10 < len(raised.value.stderr) <= STDERR_BYTES_MAX
+    assert TAIL_BYTES_MAX - 10 < len(raised.value.stderr) <= TAIL_BYTES_MAX
     with pytest.raises(CLIConnectionError):
         await transport.write("{}\n")
     await transport.close()
     # Without a callback, the SDK lets the CLI write to the stderr of the program.
     assert capfd.readouterr().err.startswith("begin\n")
+
+
+async def test_stderr_without_callback_is_copied_byte_by_byte(
+    tmp_path: Path, marker: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    code = r"os.write(2, b'one  \n\n\xff\r\n' + '\u20ac'.encode() * 30000 + b' no newline '); sys.exit(3)"
+    transport = claude_sdk.transport(scripted(tmp_path, marker, code))
+    await transport.connect()
+    with pytest.raises(ProcessError) as raised:
+        await read_all(transport)
+    await transport.close()
+    assert capfdbinary.readouterr().err == b"one  \n\n\xff\r\n" + "\u20ac".encode() * 30000 + b" no newline "
+    assert raised.value.stderr is not None
+    assert raised.value.stderr.endswith("\u20ac no newline ")
+    assert TAIL_BYTES_MAX - 10 < len(raised.value.stderr.encode()) <= TAIL_BYTES_MAX
+
+
+def test_stderr_that_nobody_reads_blocks_neither_messages_nor_close(tmp_path: Path, marker: str) -> None:
+    """The stderr of the program is a full pipe. The CLI writes more than may wait, and then its message."""
+    code = f"""
+import os, sys
+from pathlib import Path
+import banksman.claude_sdk
+from tests.claude_sdk.cli import scripted
+read, write = os.pipe()
+os.dup2(write, 2)
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b"x" * 65536)
+except BlockingIOError:
+    os.set_blocking(2, True)
+async def main():
+    script = "complain('x' * {2 * WAITING_BYTES_MAX}); say('after'); list(prompts())"
+    transport = banksman.claude_sdk.transport(scripted(Path(WORDS[0]), MARKER, script))
+    await transport.connect()
+    print((await anext(transport.read_messages()))["type"], flush=True)
+    await transport.close()
+    print("closed", flush=True)
+asyncio.run(main())
+"""
+    done = run_program(code, marker, tmp_path)
+    assert (done.stdout, done.returncode) == ("assistant\nclosed\n", 0)
+    assert alive(marker) == []
 
 
 async def test_transport_can_connect_again_and_raises_again(tmp_path: Path, marker: str) -> None:
