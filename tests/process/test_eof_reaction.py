@@ -9,7 +9,7 @@ from tests.process.helpers import alive, run_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
-# Starts a leader that runs WORDS[0] and sleeps, and WORDS[1] younger processes. Prints whether a reaction is impossible.
+# Starts a leader that runs WORDS[0] and sleeps, and WORDS[1] younger processes. Prints `is_impossible()`.
 # Root can read every stdin, so the program gives up its rights where a stdin is hidden.
 PROGRAM = """
 import ctypes
