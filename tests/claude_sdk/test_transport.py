@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -452,9 +451,6 @@ asyncio.run(main())
 
 @thorough
 def test_trio_client_talks_through_guard_and_leaves_nothing(tmp_path: Path, marker: str) -> None:
-    """Needs the verb `banksman guard`."""
-    if importlib.util.find_spec("banksman.cli.commands.guard") is None:
-        pytest.skip("there is no `banksman guard` yet")
     code = """
 from pathlib import Path
 import trio
