@@ -7,7 +7,7 @@ The functions have the parameters and results of that package. The agent is a pr
 point of it, and after this program was killed. Needs `banksman[acp]`.
 
 At the end of the block the agent's stdin is closed, and the agent has `shutdown_timeout` seconds to
-exit. Then it gets TERM, and KILL after the same time.
+exit. Then it gets TERM, and KILL after the same time, but after at most 5 seconds.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,8 @@ from tests.thorough import one_in, thorough
 
 from banksman import claude_sdk
 from banksman.claude_sdk import ClaudeTransport
+from banksman.claude_sdk.cli_stderr import TAIL_BYTES_MAX, WAITING_BYTES_MAX
 from banksman.claude_sdk.messages import MessageReader
-from banksman.claude_sdk.transport import STDERR_BYTES_MAX
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 
 SECONDS_MAX = 60.0
@@ -167,6 +166,31 @@ async def test_explicit_max_buffer_size_still_raises(tmp_path: Path, marker: str
     assert alive(marker) == []
 
 
+def test_messages_before_refused_line_are_yielded() -> None:
+    messages = MessageReader(100).feed(b'{"type":"user"}\n{"type":"user","text":"' + b"x" * 500 + b'"}\n')
+    assert next(messages) == {"type": "user"}
+    with pytest.raises(CLIJSONDecodeError, match="maximum buffer size of 100 bytes"):
+        next(messages)
+
+
+@pytest.mark.parametrize(("extra", "is_refused"), [(0, False), (1, True)])
+@pytest.mark.parametrize("newline", ["\n", ""])
+def test_max_buffer_size_counts_characters(extra: int, is_refused: bool, newline: str) -> None:
+    empty = '{"type":"user","text":""}'
+    line = empty.replace('""', '"' + "\U0001f600" * (100 - len(empty) + extra) + '"') + newline
+    reader = MessageReader(100)
+    messages: list[dict[str, Any]] = []
+    try:
+        for byte in line.encode():
+            messages += reader.feed(bytes((byte,)))
+        messages += reader.end()
+    except CLIJSONDecodeError:
+        assert is_refused
+    else:
+        assert not is_refused
+        assert messages == [json.loads(line)]
+
+
 def test_oversize_line_becomes_placeholder_and_file() -> None:
     reader = MessageReader(None)
     line = b'{"type":"user","text":"' + b"x" * FRAME_BYTES_MAX + b'"}\n'
@@ -191,7 +215,7 @@ def test_oversize_line_that_sdk_must_act_on_raises() -> None:
 async def test_process_error_has_exit_code_and_end_of_stderr(
     tmp_path: Path, marker: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code = f"complain('begin\\n' + 'x\\n' * {STDERR_BYTES_MAX} + 'the reason\\n'); sys.exit(3)"
+    code = f"complain('begin\\n' + 'x\\n' * {TAIL_BYTES_MAX} + 'the reason\\n'); sys.exit(3)"
     transport = claude_sdk.transport(scripted(tmp_path, marker, code))
     await transport.connect()
     with pytest.raises(ProcessError) as raised:
@@ -199,12 +223,56 @@ async def test_process_error_has_exit_code_and_end_of_stderr(
     assert raised.value.exit_code == 3
     assert raised.value.stderr is not None
     assert raised.value.stderr.endswith("the reason")
-    assert STDERR_BYTES_MAX - 10 < len(raised.value.stderr) <= STDERR_BYTES_MAX
+    assert TAIL_BYTES_MAX - 10 < len(raised.value.stderr) <= TAIL_BYTES_MAX
     with pytest.raises(CLIConnectionError):
         await transport.write("{}\n")
     await transport.close()
     # Without a callback, the SDK lets the CLI write to the stderr of the program.
     assert capfd.readouterr().err.startswith("begin\n")
+
+
+async def test_stderr_without_callback_is_copied_byte_by_byte(
+    tmp_path: Path, marker: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    code = r"os.write(2, b'one  \n\n\xff\r\n' + '\u20ac'.encode() * 30000 + b' no newline '); sys.exit(3)"
+    transport = claude_sdk.transport(scripted(tmp_path, marker, code))
+    await transport.connect()
+    with pytest.raises(ProcessError) as raised:
+        await read_all(transport)
+    await transport.close()
+    assert capfdbinary.readouterr().err == b"one  \n\n\xff\r\n" + "\u20ac".encode() * 30000 + b" no newline "
+    assert raised.value.stderr is not None
+    assert raised.value.stderr.endswith("\u20ac no newline ")
+    assert TAIL_BYTES_MAX - 10 < len(raised.value.stderr.encode()) <= TAIL_BYTES_MAX
+
+
+def test_stderr_that_nobody_reads_blocks_neither_messages_nor_close(tmp_path: Path, marker: str) -> None:
+    """The stderr of the program is a full pipe. The CLI writes more than may wait, and then its message."""
+    code = f"""
+import os, sys
+from pathlib import Path
+import banksman.claude_sdk
+from tests.claude_sdk.cli import scripted
+read, write = os.pipe()
+os.dup2(write, 2)
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b"x" * 65536)
+except BlockingIOError:
+    os.set_blocking(2, True)
+async def main():
+    script = "complain('x' * {2 * WAITING_BYTES_MAX}); say('after'); list(prompts())"
+    transport = banksman.claude_sdk.transport(scripted(Path(WORDS[0]), MARKER, script))
+    await transport.connect()
+    print((await anext(transport.read_messages()))["type"], flush=True)
+    await transport.close()
+    print("closed", flush=True)
+asyncio.run(main())
+"""
+    done = run_program(code, marker, tmp_path)
+    assert (done.stdout, done.returncode) == ("assistant\nclosed\n", 0)
+    assert alive(marker) == []
 
 
 async def test_transport_can_connect_again_and_raises_again(tmp_path: Path, marker: str) -> None:
@@ -383,9 +451,6 @@ asyncio.run(main())
 
 @thorough
 def test_trio_client_talks_through_guard_and_leaves_nothing(tmp_path: Path, marker: str) -> None:
-    """Needs the verb `banksman guard`."""
-    if importlib.util.find_spec("banksman.cli.commands.guard") is None:
-        pytest.skip("there is no `banksman guard` yet")
     code = """
 from pathlib import Path
 import trio

@@ -374,6 +374,27 @@ async def test_eof_wait_is_kept_for_reader_behind_wrapper(marker: str) -> None:
     assert "term" not in rungs(done)
 
 
+async def test_eof_wait_is_cut_short_when_last_reader_exits(marker: str) -> None:
+    """The leader sleeps. Its child reads the stdin of both, so that only a later look finds no reader."""
+    code = """
+if fork() == 0:
+    say("ready")
+    while hear():
+        pass
+    time.sleep(0.5)
+    os._exit(0)
+while True:
+    signal.pause()
+"""
+    async with Host() as host, asyncio.timeout(60):
+        command = host.launch(prepare(child(code, marker)), Options(stdin="pipe", eof=NEVER))
+        await wait_said(command, "ready")
+        wait_until(lambda: state_of(command.pid or 0) == "S", "the sleep of the leader")
+        done = await command.stop()
+    assert rungs(done)[:2] == ["eof", "term"]
+    assert (done.signal, alive(marker)) == (signal.SIGTERM, [])
+
+
 # -- the end comes after the whole tree ------------------------------------------------------------------------------
 ENDINGS = ("exit", "timeout", "stop", "close", "kill", "idle_timeout", "output_limit")
 

@@ -158,6 +158,7 @@ def _unknown_internals() -> list[str]:
         ("SubprocessCLITransport.close", _of(cli, "close"), ("self",)),
         ("SubprocessCLITransport.write", _of(cli, "write"), ("self", "data")),
         ("SubprocessCLITransport.end_input", _of(cli, "end_input"), ("self",)),
+        ("SubprocessCLITransport._handle_stderr", _of(cli, "_handle_stderr"), ("self",)),
         ("_check_claude_version", _of(cli, "_check_claude_version"), ("self", "data")),
         ("_parse_stdout_line", _of(subprocess_cli, "_parse_stdout_line"), ("line",)),
         (

@@ -34,43 +34,58 @@ _INFORMING = frozenset(("assistant", "user", "system", "stream_event"))
 class MessageReader:
     """Reader of one CLI's stdout.
 
-    `bytes_max`: the caller's limit. A longer line raises, as the SDK promises for
-    `max_buffer_size`. None: see the module.
+    `length_max`: the caller's limit, in characters as in the SDK. A longer line raises, as the SDK
+    promises for `max_buffer_size`. None: see the module.
 
     The files of long lines are deleted with this object.
     """
 
-    def __init__(self, bytes_max: int | None) -> None:
-        assert bytes_max is None or bytes_max >= 0
-        self._bytes_max = bytes_max
+    def __init__(self, length_max: int | None) -> None:
+        assert length_max is None or length_max >= 0
+        self._length_max = length_max
+        # UTF-8 has at most four bytes per character. So a line that is oversize for the framer is
+        # too long in characters too, and `_checked` counts the characters of all other lines.
         self._framing = Framing(
-            frame_bytes_max=FRAME_BYTES_MAX if bytes_max is None else max(1, bytes_max)
+            frame_bytes_max=FRAME_BYTES_MAX if length_max is None else max(1, 4 * length_max)
         )
         self._oversize = OversizeFrames()
         self._counters = Counters()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the messages that these bytes complete. Raises `CLIJSONDecodeError`."""
-        chunk = self._framing.feed(data)
-        if self._bytes_max is not None and self._framing.oversize:
-            self._refuse(self._bytes_max)
-        yield from self._messages(chunk)
+        """Yield the messages that these bytes complete. Raises `CLIJSONDecodeError`.
 
-    def end(self) -> Iterator[dict[str, Any]]:
-        """Yield the last message if its newline is missing. Half a message is dropped."""
-        try:
-            yield from self._messages(self._framing.end())
-        except CLIJSONDecodeError as exc:
-            subprocess_cli.logger.debug("dropping half a message at the end of stdout: %s", exc)
-
-    def _messages(self, chunk: list[bytes] | MixedChunk) -> Iterator[dict[str, Any]]:
-        for item in chunk.items if isinstance(chunk, MixedChunk) else chunk:
-            message = self._parse(item) if isinstance(item, bytes) else self._spill(item)
+        The messages before a line that is too long are yielded before the error.
+        """
+        for item in self._checked(self._framing.feed(data)):
+            message = self._message(item)
             if message is not None:
                 yield message
 
-    def _parse(self, line: bytes) -> dict[str, Any] | None:
-        return subprocess_cli._parse_stdout_line(line.decode("utf-8", "replace"))
+    def end(self) -> Iterator[dict[str, Any]]:
+        """Yield the last message if its newline is missing. Half a message is dropped."""
+        for item in self._checked(self._framing.end()):
+            try:
+                message = self._message(item)
+            except CLIJSONDecodeError as exc:
+                subprocess_cli.logger.debug("dropping half a message at the end of stdout: %s", exc)
+                continue
+            if message is not None:
+                yield message
+
+    def _checked(self, chunk: list[bytes] | MixedChunk) -> Iterator[str | OversizePart]:
+        """Yield the decoded lines and the oversize parts. Raises at a line over the limit."""
+        limit = self._length_max
+        for framed in chunk.items if isinstance(chunk, MixedChunk) else chunk:
+            item = framed.decode("utf-8", "replace") if isinstance(framed, bytes) else framed
+            if limit is not None and (not isinstance(item, str) or len(item) > limit):
+                message = f"JSON message exceeded maximum buffer size of {limit} bytes"
+                raise CLIJSONDecodeError(message, ValueError(f"the line exceeds limit {limit}"))
+            yield item
+
+    def _message(self, item: str | OversizePart) -> dict[str, Any] | None:
+        if isinstance(item, str):
+            return subprocess_cli._parse_stdout_line(item)
+        return self._spill(item)
 
     def _spill(self, item: OversizePart) -> dict[str, Any] | None:
         notes = self._oversize.spill(item, self._counters)
@@ -82,7 +97,3 @@ class MessageReader:
             message = f"message of {placeholder['bytes']} bytes is in {placeholder['file']}"
             raise CLIJSONDecodeError(message, ValueError("the message is too long to be parsed"))
         return {**placeholder, "type": "system", "subtype": "banksman_oversize"}
-
-    def _refuse(self, limit: int) -> None:
-        message = f"JSON message exceeded maximum buffer size of {limit} bytes"
-        raise CLIJSONDecodeError(message, ValueError(f"the line exceeds limit {limit}"))

@@ -9,7 +9,7 @@ line, the environment, the writes and the stderr callback are the SDK's code. Th
   finishes it. Stdout is read and dropped meanwhile, so that the CLI cannot block on it.
 - A reader of the messages that is cancelled or dropped begins the stop too: the SDK cancels its
   reader before it closes the transport, and a second cancellation may come between the two.
-- Long lines pass (messages.py), and `ProcessError` has the end of stderr.
+- Long lines pass (messages.py), and `ProcessError` has the end of stderr (cli_stderr.py).
 """
 
 # The SDK has no public names for these parts. installation.py checks that they are the known ones.
@@ -21,7 +21,6 @@ import contextlib
 import dataclasses
 import sys
 import types
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
@@ -31,11 +30,11 @@ from anyio.abc import Process
 from claude_agent_sdk import ClaudeAgentOptions, CLIConnectionError, ProcessError
 from claude_agent_sdk._internal.transport import subprocess_cli
 
+from banksman.claude_sdk.cli_stderr import StderrCopy, StderrTail
 from banksman.claude_sdk.messages import MessageReader
 from banksman.claude_sdk.supervised_process import SupervisedProcess, check_launch, open_process
 from banksman.commands.result import Finished
 
-STDERR_BYTES_MAX = 64 << 10
 # The CLI is gone when the rest of its stderr is read, so that takes no time. This only ends a hang.
 STDERR_SECONDS_MAX = 5.0
 # -P: the folder of the CLI must not shadow this package. --no-hangup: the SDK ends the input of a
@@ -52,8 +51,11 @@ class ClaudeTransport(_Base):
     def __init__(
         self, prompt: str | AsyncIterable[dict[str, Any]], options: ClaudeAgentOptions
     ) -> None:
-        self._stderr_tail = _StderrTail(options.stderr)
-        super().__init__(prompt, dataclasses.replace(options, stderr=self._stderr_tail.add))
+        self._stderr_tail = StderrTail()
+        self._stderr_callback = options.stderr
+        self._stderr_copy = StderrCopy()
+        # The SDK pipes stderr only for a callback.
+        super().__init__(prompt, dataclasses.replace(options, stderr=self._on_stderr_line))
         self._messages = MessageReader(options.max_buffer_size)
         self._supervised: SupervisedProcess | None = None
         self._is_closing = False
@@ -118,10 +120,29 @@ class ClaudeTransport(_Base):
             )
             raise self._exit_error
 
+    # -- stderr -----------------------------------------------------------------------------------
+    async def _handle_stderr(self) -> None:
+        """Read stderr to its end. With a callback the SDK does it, line by line."""
+        process = self._process
+        if self._stderr_callback is not None or process is None or process.stderr is None:
+            await super()._handle_stderr()
+            return
+        # Not by lines: the SDK drops blank lines and trailing spaces.
+        with contextlib.suppress(anyio.ClosedResourceError):
+            async for data in process.stderr:
+                self._stderr_tail.add(data)
+                self._stderr_copy.put(data)
+
+    def _on_stderr_line(self, line: str) -> None:
+        assert self._stderr_callback is not None
+        self._stderr_tail.add(f"{line}\n".encode(errors="replace"))
+        self._stderr_callback(line)
+
     async def _wait_stderr(self) -> None:
         if self._stderr_task is not None:
             with anyio.move_on_after(STDERR_SECONDS_MAX):
                 await self._stderr_task.wait()
+        await self._stderr_copy.flush()
 
     # -- stop -------------------------------------------------------------------------------------
     def stop_nowait(self) -> None:
@@ -159,6 +180,7 @@ class ClaudeTransport(_Base):
                     reading.start_soon(_drop, process)
                 await super().close()
                 reading.cancel_scope.cancel()
+            await self._stderr_copy.flush()
 
 
 async def _drop(process: Process) -> None:
@@ -166,33 +188,6 @@ async def _drop(process: Process) -> None:
         if process.stdout is not None:
             async for _data in process.stdout:
                 pass
-
-
-class _StderrTail:
-    """The last lines of stderr, and the caller's callback.
-
-    The SDK lets the CLI inherit stderr if the caller has no callback. Then the lines are copied to
-    the stderr of this program.
-    """
-
-    def __init__(self, callback: Callable[[str], None] | None) -> None:
-        self._callback = callback
-        self._lines: deque[str] = deque()
-        self._size = 0
-
-    def add(self, line: str) -> None:
-        self._lines.append(line)
-        self._size += len(line) + 1
-        while self._size - len(self._lines[0]) - 1 >= STDERR_BYTES_MAX:
-            self._size -= len(self._lines.popleft()) + 1
-        if self._callback is not None:
-            self._callback(line)
-        elif sys.stderr is not None:  # None in a program without a console.
-            print(line, file=sys.stderr)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self._lines)[-STDERR_BYTES_MAX:]
 
 
 def _with_open_process(connect: Any, opener: Callable[..., Any]) -> Callable[..., Any]:

@@ -66,8 +66,8 @@ else:
 # Extra time until the keeper stops a command after its timeout without an order. The host's timer
 # fires first, unless the host is frozen.
 KEEPER_TIMEOUT_MARGIN_SECONDS = 1.0
-# Time between the end of stdin and the look for a reaction. A thread that waits for input is woken
-# by the close itself, so a longer time proves nothing more.
+# Time between the end of stdin and the look for a reaction, and between two looks. A thread that
+# waits for input is woken by the close itself. Later looks find that another reader has exited.
 EOF_REACTION_SECONDS = 0.1
 
 
@@ -476,13 +476,20 @@ class RunningCommand:
         """Look whether the process reacts to the end of its stdin, which is about to be closed."""
         # A process that has closed its stdin itself is about to exit, and gets the whole wait.
         if self.pid is not None and stdin >= 0:
-            look = partial(self._look_for_reaction, EofReaction(self.pid, stdin))
-            self._eof_timer = self._loop.call_later(EOF_REACTION_SECONDS, look)
+            self._look_later(EofReaction(self.pid, stdin))
+
+    def _look_later(self, reaction: EofReaction) -> None:
+        look = partial(self._look_for_reaction, reaction)
+        self._eof_timer = self._loop.call_later(EOF_REACTION_SECONDS, look)
 
     def _look_for_reaction(self, reaction: EofReaction) -> None:
         self.look_now()
-        if self._ladder.phase is rungs.LadderPhase.EOF and reaction.is_impossible():
+        if self._ladder.phase is not rungs.LadderPhase.EOF:
+            return
+        if reaction.is_impossible():
             self.dispatch(rungs.InputEndIgnored(time.monotonic()))
+        else:
+            self._look_later(reaction)
 
     def _start_ladder_timer(self, at: float, phase: rungs.LadderPhase) -> None:
         if self._ladder_timer is not None:

@@ -5,7 +5,8 @@ child waits for input. `EofReaction` proves that without the child's help: the c
 thread that reads or polls the pipe. So no process has noticed the end of the pipe if
 
 - no thread of the child has run since the close, and none is about to run, and
-- no other process has the pipe as its stdin. A child may be a wrapper whose own child reads.
+- no other process of the tree has the pipe as its stdin. A child may be a wrapper whose own child
+  reads.
 
 Without the proof (a thread ran, /proc is unreadable) the answer is that it may have noticed.
 """
@@ -13,10 +14,8 @@ Without the proof (a thread ran, /proc is unreadable) the answer is that it may 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
-# Other processes to look at. A machine that has started more since the child gets no proof, because
-# each costs 20 us of the event loop.
-OTHERS_MAX = 200
 _ASLEEP = ("S", "T", "t")
 
 
@@ -42,12 +41,15 @@ class EofReaction:
         return ran == before and not self._has_other_reader()
 
     def _has_other_reader(self) -> bool:
-        # A process that inherited the pipe from the child is younger. After a wrap of the pids it
-        # may have a lower number, and then the child only loses the rest of the wait.
-        younger = [
-            pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid > self._pid
-        ]
-        return len(younger) > OTHERS_MAX or any(_stdin(pid) == self._pipe for pid in younger)
+        # The parent is the keeper, and it adopts the orphans of the tree. So each process that has
+        # inherited the pipe from the child descends from it. An orphan may change its parent during
+        # the walk and be missed. Then the child only loses the rest of the wait.
+        try:
+            tree = set(_descendants(_parent(self._pid)))
+            is_known = self._pid in tree  # Not on a kernel without lists of children.
+            return not is_known or any(_stdin(pid) == self._pipe for pid in tree - {self._pid})
+        except (OSError, LookupError, ValueError):
+            return True  # A process may hide its stdin: it is not dumpable, or of another user.
 
 
 def _threads(pid: int) -> dict[str, tuple[str, int]]:
@@ -69,8 +71,33 @@ def _threads(pid: int) -> dict[str, tuple[str, int]]:
     return found
 
 
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        # The name in parentheses may contain any byte. The state and the parent follow it.
+        return int(file.read().rpartition(b")")[2].split()[1])
+
+
+def _descendants(root: int) -> Iterator[int]:
+    waiting = [root]
+    while waiting:
+        for child in _children(waiting.pop()):
+            waiting.append(child)
+            yield child
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # The process or a thread has exited.
+    return found
+
+
 def _stdin(pid: int) -> str:
     try:
         return os.readlink(f"/proc/{pid}/fd/0")
-    except OSError:
-        return ""  # It is gone, has no stdin, or belongs to another user.
+    except (FileNotFoundError, ProcessLookupError):
+        return ""  # The process is gone, or has no stdin.
