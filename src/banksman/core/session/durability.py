@@ -119,6 +119,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     ]
     for turn in turns:
         for ask in turn.asks:
+            turn_end.forget_deadline(work, ask)
             if ask.id not in unaccepted:
                 turn_end.log_ended(work, ask.id, outcome, By.EXIT)
                 work.do(Resolve(ask.id, outcome))
