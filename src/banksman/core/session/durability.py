@@ -142,6 +142,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     # The process must stop even if the store recovers: the log cannot account for what it did
     # meanwhile.
     work.stop_process()
+    work.set_process(tasks=())
     questions.lose_all(work)
 
 

@@ -88,8 +88,11 @@ class Transition:
             self.set(turn=turn)
 
     def set_tasks(self, tasks: tuple[BackgroundTask, ...]) -> None:
-        """Record the background tasks of the agent, and log a change."""
-        if tasks != self.state.process.tasks:
+        """Record the background tasks of the agent, and log a change.
+
+        While the log cannot be written, the process is being stopped, and has no tasks to keep.
+        """
+        if self.state.store is Store.WORKING and tasks != self.state.process.tasks:
             self.set_process(tasks=tasks)
             self.log(self.speaker, kinds.TASKS_CHANGED, tasks=tasks)
 
