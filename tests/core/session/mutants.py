@@ -6,6 +6,7 @@ it. If the exploration cannot observe the mistake, it names a test that fails. T
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from unittest import mock
 from msgspec.structs import replace
 from tests.core.session import (
     test_agent_conversation,
+    test_background_tasks,
     test_crash_recovery,
+    test_deadlines,
     test_history,
     test_idle_process,
     test_questions,
@@ -1235,7 +1238,12 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return stop
 
 
-@_mutant("a deadline ends the turn of others", asks, "expire", "a deadline, steered")
+@_mutant(
+    "a deadline ends the turn of others",
+    asks,
+    "expire",
+    test_deadlines.test_deadline_of_steered_ask_does_not_stop_the_turn_of_others,
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def expire(work: Transition, id: str) -> None:
         right(work, id)
@@ -1286,6 +1294,32 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
         return [entry for entry in right(past, **more) if entry[1] != kinds.TASKS_CHANGED]
 
     return settle
+
+
+@_mutant(
+    "a deadline outlives its ask",
+    turn_end,
+    "forget_deadline",
+    test_deadlines.test_ask_that_is_over_has_no_deadline,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition, ask: Ask) -> None:
+        pass
+
+    return nothing
+
+
+@_mutant(
+    "an outcome says nothing of background tasks",
+    turn_end,
+    "_end_ask",
+    test_background_tasks.test_outcome_lists_tasks_that_still_run,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def end_ask(work: Transition, ask: Ask, outcome: Outcome, by: By) -> None:
+        right(work, ask, dataclasses.replace(outcome, background=()), by)
+
+    return end_ask
 
 
 # -- folding and snapshots ---------------------------------------------------------------------------------------------
