@@ -116,6 +116,5 @@ def _ended(
         cost_in_all=past.session.cost,
         error=error,
         clock=None,
-        background=(),
         **more,
     )
