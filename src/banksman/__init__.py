@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from banksman.commands.output_streams import OutputReader
     from banksman.commands.output_watch import Match
     from banksman.commands.result import Ended, Finished, Step
+    from banksman.core.dialects.meaning import BackgroundTask
     from banksman.core.process_facts import Survivor, Swept
     from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL, Priority
     from banksman.core.session.event import Event
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "core.dialects.meaning": ("BackgroundTask",),
     "core.session.ask_queue": ("BACKGROUND", "INTERACTIVE", "NORMAL", "Priority"),
     "core.session.event": ("Event",),
     "core.process_facts": ("Survivor", "Swept"),
@@ -115,6 +117,7 @@ __all__ = [
     "AgentError",
     "Answer",
     "Answered",
+    "BackgroundTask",
     "BanksmanError",
     "BugError",
     "Busy",

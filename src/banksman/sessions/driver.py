@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -103,7 +104,7 @@ class Driver:
         self.error: BaseException | None = None
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        queue = ask_queue.restart_waits(past.session.queue, self.now())
+        queue = ask_queue.restart_waits(past.session.queue, self.now(), time.time())
         # The state without the last plain frames, which `state` adds.
         self._state: Session = replace(past.session, queue=queue, kept=kept(past))
         self._plain_frames = 0

@@ -16,6 +16,7 @@ import asyncio
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -144,6 +145,7 @@ class Session(SessionLifecycle):
         key: str | None = None,
         schema: Mapping[str, Any] | None = None,
         rules: Mapping[str, str] | None = None,
+        deadline: float | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
 
@@ -154,6 +156,11 @@ class Session(SessionLifecycle):
         `key`: idempotency key; a key that was used before returns the turn of that first ask.
         `schema`: JSON schema; the outcome has a value that fits it (`structured`), or is FAILED.
         `rules`: rules for the tools of this turn, which take precedence over the session's rules.
+        `deadline`: seconds from now in which the ask must be over, also across a restart of the
+        host. An ask that still waits then is WITHDRAWN and never sent. A running turn is
+        interrupted (INTERRUPTED). Both outcomes have `clock="deadline"`. A turn that several asks
+        share ends only when all of them are past their deadlines or withdrawn. With a used `key`,
+        the deadline of the first ask counts.
         """
         if isinstance(key, str):
             # The log stores the redacted key, and a redacted key would not match the next ask.
@@ -169,6 +176,8 @@ class Session(SessionLifecycle):
             schema=schema,
             rules=rules,
             hold=current_hold(self.id),
+            deadline=deadline,
+            wall=time.time(),
         )
         known = owned.keys.get(key)
         if known is not None and known[0].was_never_sent:

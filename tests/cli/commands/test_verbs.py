@@ -126,6 +126,22 @@ def test_cli_ask_exits_1_when_the_turn_fails(served: Served) -> None:
     assert done.stderr.splitlines()[-1].startswith("failed")
 
 
+def test_cli_ask_ends_at_its_deadline(served: Served) -> None:
+    served.open(name="deadline")
+    run(served, "ask", "deadline", "@@hang", "--no-wait")
+    late = run(served, "ask", "deadline", "late", "--deadline", "0.1")
+    assert late.returncode == 1
+    assert late.stderr.splitlines()[-1].startswith("withdrawn by the deadline clock")
+    assert run(served, "interrupt", "deadline").returncode == 0
+
+
+@pytest.mark.parametrize("verb", ["ask", "run"])
+def test_cli_refuses_deadline_of_zero(served: Served, verb: str) -> None:
+    done = run(served, verb, "claude", "hello", "--deadline", "0")
+    assert done.returncode == 2
+    assert "--deadline must be a number of seconds greater than 0" in done.stderr
+
+
 def test_cli_ask_no_wait_returns_the_turn_and_a_key_finds_it_again(served: Served) -> None:
     session = served.open(name="key")
     first = run(served, "ask", "key", "@@say hello", "--key", "k", "--no-wait")

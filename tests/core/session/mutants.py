@@ -6,6 +6,7 @@ it. If the exploration cannot observe the mistake, it names a test that fails. T
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from unittest import mock
 from msgspec.structs import replace
 from tests.core.session import (
     test_agent_conversation,
+    test_background_tasks,
     test_crash_recovery,
+    test_deadlines,
     test_history,
     test_idle_process,
     test_questions,
@@ -1188,6 +1191,135 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
         pass
 
     return nothing
+
+
+# -- deadlines of asks, and background tasks ---------------------------------------------------------------------------
+@_mutant("a deadline is forgotten on replay", pasts, "_queue", "a deadline, and a host that dies")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def queue(state: Session, id: str, body: dict[str, Any]) -> Session:
+        return right(state, id, body | {"deadline": None})
+
+    return queue
+
+
+@_mutant("a deadline is not resumed", asks, "resume_deadlines", "a deadline, and a host that dies")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition) -> None:
+        pass
+
+    return nothing
+
+
+@_mutant("a deadline ends only queued asks", asks, "expire", "a deadline")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Transition, id: str) -> None:
+        waiting = ask_queue.find(work.state.queue, id)
+        if waiting is not None:
+            asks.withdraw(work, id)
+
+    return expire
+
+
+@_mutant("a deadline ends only running turns", asks, "expire", "a deadline")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Transition, id: str) -> None:
+        if ask_queue.find(work.state.queue, id) is None:
+            right(work, id)
+
+    return expire
+
+
+@_mutant("a deadline does not end a turn that gives way", turn_end, "stop", "a deadline")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def stop(work: Transition, turn: Turn, cause: Any, clock: str | None = None) -> None:
+        if clock is None or turn.phase is not TurnPhase.INTERRUPTING:
+            right(work, turn, cause, clock)
+
+    return stop
+
+
+@_mutant(
+    "a deadline ends the turn of others",
+    asks,
+    "expire",
+    test_deadlines.test_deadline_of_steered_ask_does_not_stop_the_turn_of_others,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Transition, id: str) -> None:
+        right(work, id)
+        turn = work.state.turn
+        if turn is not None and any(ask.id == id for ask in turn.asks):
+            turn_end.stop(work, turn, Cause.CLOCK, watchdogs.DEADLINE)
+
+    return expire
+
+
+@_mutant("a drain ends background tasks", shutdown, "waits_for_tasks", "a drain, and tasks in the background")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def waits(work: Transition) -> bool:
+        return False
+
+    return waits
+
+
+@_mutant(
+    "a drain waits for background tasks forever",
+    shutdown,
+    "stop_waiting_for_tasks",
+    "a leave, and tasks in the background",
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition) -> None:
+        pass
+
+    return nothing
+
+
+_task_scenario = "tasks in the background, and a log that fails"
+
+
+@_mutant("background tasks outlive the log that lost their end", pasts, "_fold_session", _task_scenario)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(state: Session, event: Event) -> Session:
+        return state if event.kind == kinds.SESSION_STORE_RETURNED else right(state, event)
+
+    return fold
+
+
+@_mutant(
+    "background tasks outlive their host", crash_recovery, "settle", "tasks in the background, and a host that dies"
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: SessionHistory, **more: Any) -> list[Entry]:
+        return [entry for entry in right(past, **more) if entry[1] != kinds.TASKS_CHANGED]
+
+    return settle
+
+
+@_mutant(
+    "a deadline outlives its ask",
+    turn_end,
+    "forget_deadline",
+    test_deadlines.test_ask_that_is_over_has_no_deadline,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition, ask: Ask) -> None:
+        pass
+
+    return nothing
+
+
+@_mutant(
+    "an outcome says nothing of background tasks",
+    turn_end,
+    "_end_ask",
+    test_background_tasks.test_outcome_lists_tasks_that_still_run,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def end_ask(work: Transition, ask: Ask, outcome: Outcome, by: By) -> None:
+        right(work, ask, dataclasses.replace(outcome, background=()), by)
+
+    return end_ask
 
 
 # -- folding and snapshots ---------------------------------------------------------------------------------------------

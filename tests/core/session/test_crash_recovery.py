@@ -62,6 +62,7 @@ def check_settled(past: SessionHistory, before: Ledger) -> list[Entry]:
     # Questions that were kept before stay kept.
     assert after.questions == tuple(question for question in past.questions if question.is_kept)
     assert (after.session.turn, after.session.own) == (None, None)
+    assert after.session.process.tasks == ()
     # The queue is unchanged, except for asks to save: their process is gone.
     saving = savers(past)
     assert after.session.queue == tuple(turn for turn in past.session.queue if turn.id not in saving)
@@ -84,6 +85,7 @@ def check_settled(past: SessionHistory, before: Ledger) -> list[Entry]:
     assert kinds_in_order == [
         *[kinds.QUESTION_ANSWERED] * len(answered),
         *[kinds.TURN_ENDED] * len(withdrawn + ended),
+        *[kinds.TASKS_CHANGED] * bool(past.session.process.tasks),
         *[kinds.SESSION_RECOVERED] * bool(settled),
     ]
     if settled:

@@ -17,7 +17,7 @@ from tests.core.session.scenarios import ask
 from tests.core.session.talk import CONFIG, TELLING
 from tests.thorough import one_in
 
-from banksman.core.dialects.meaning import Requested, RequestPurpose
+from banksman.core.dialects.meaning import BackgroundTask, Requested, RequestPurpose
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session import history as replay
@@ -82,6 +82,7 @@ def test_history_matches_live_session_at_every_event(name: str) -> None:
     for appends, live in one.seen:
         past = borders[appends]
         assert projection(past.session) == projection(live)
+        assert past.session.process.tasks == live.process.tasks
         if live.turn is None and live.own is None:  # The cost of a turn is logged with its end.
             assert [getattr(past.session, member) for member in LOGGED] == [getattr(live, member) for member in LOGGED]
         assert [(q.id, q.turn) for q in past.questions] == [(q.id, q.turn) for q in live.questions]
@@ -102,8 +103,8 @@ def test_snapshot_has_every_member_that_folding_changes() -> None:
     # The corpus contains each of them. Otherwise the tests above would not cover it.
     of_past = set(SessionHistory.__struct_fields__) - {"session"}
     assert of_past < SAVED
-    # The process is saved as its number, and the committed position as the head.
-    assert changed - {"process", "committed"} == SAVED - of_past - {"version", "processes"}
+    # The process is saved as its number and its tasks, and the committed position as the head.
+    assert changed - {"process", "committed"} == SAVED - of_past - {"version", "processes", "tasks"}
 
 
 def test_histories_contain_every_folded_kind() -> None:
@@ -227,7 +228,7 @@ OLD = (
     "" + _WAITING % ("queued", _ASK % ("b", "b", "b")) + '],"turn":{"id":"c","ask":' + _ASK % ("c", "c", "c") + ","
     "" + _WAITING % ("starting", "") + ',"own":{"id":"own-3","ask":null,' + _WAITING % ("running", "") + ","
     '"own_count":3,"processes":2,"opened":{"agent":"toy"},"keys":[["k","c",7]],"questions":[["q",null]],'
-    '"process":["boot",77,5,78,6]}'
+    '"process":["boot",77,5,78,6],"tasks":[{"id":"t","kind":"shell","description":"a server"}]}'
 ).encode()
 
 
@@ -250,7 +251,7 @@ def _old() -> SessionHistory:
         turn=Turn(id="c", ask=c, priority=10, attempt=2, phase=TurnPhase.STARTING),
         own=Turn(id="own-3", ask=None, priority=10, attempt=2, phase=TurnPhase.RUNNING),
         own_count=3,
-        process=ProcessState(number=2),
+        process=ProcessState(number=2, tasks=(BackgroundTask("t", "shell", "a server"),)),
         head=31,
         committed=31,
     )

@@ -22,6 +22,7 @@ from banksman.core.dialects.dialect import (
     Transcript,
 )
 from banksman.core.dialects.meaning import (
+    BackgroundTask,
     Meaning,
     Noise,
     PromptSettled,
@@ -60,7 +61,7 @@ def _meaning(line: bytes) -> Meaning | None:
         case "settled" | "cancelled":
             return PromptSettled(rest[0], is_cancelled=word == "cancelled")
         case "tasks":
-            return TasksChanged(tuple(rest))
+            return TasksChanged(tuple(BackgroundTask(name) for name in rest))
         case "ask":
             return Requested(rest[0], RequestPurpose.PERMISSION, "can_use_tool", "saw")
         case "text":

@@ -152,7 +152,7 @@ def test_openapi_enums_match_the_core() -> None:
     assert tuple(outcome.Kind) == common_messages.OUTCOME_KINDS
     assert tuple(outcome.By) == common_messages.ENDED_BY
     assert tuple(cause.value for cause in Cause) == common_messages.INTERRUPT_CAUSES
-    assert tuple(watchdogs.ClockName) == common_messages.CLOCK_NAMES
+    assert (*watchdogs.ClockName, watchdogs.DEADLINE) == common_messages.CLOCK_NAMES
     assert tuple(priority.name.lower() for priority in Priority) == common_messages.PRIORITY_NAMES
     assert tuple(Verdict) == common_messages.RULINGS
 

@@ -25,8 +25,10 @@ from banksman.cli.output import as_line, is_terminal, say_aside
 from banksman.cli.server_command import (
     ServerParser,
     add_cwd,
+    add_deadline,
     ask_to_open,
     body_of,
+    check_deadline,
     client_of,
     perform,
 )
@@ -87,6 +89,7 @@ def parser() -> ServerParser:
         metavar="S",
         help="stop the turn after S seconds, not counting the wait for answers",
     )
+    add_deadline(flags)
     flags.add_argument(
         "--on-question",
         choices=ON_QUESTION,
@@ -104,6 +107,7 @@ def main(words: list[str]) -> int:
         flags.error("no command after --")
     if arguments.timeout is not None and not 0 < arguments.timeout < 1e8:
         flags.error("--timeout must be a number of seconds greater than 0")
+    check_deadline(flags, arguments)
     if arguments.prompt is None and is_terminal(sys.stdin):
         flags.error(
             f'no prompt was given; run `banksman run {arguments.agent} "PROMPT"`, '

@@ -244,6 +244,8 @@ class EventPrinter:
                 self._note("the agent failed to start; trying again", TextStyle.BAD)
             case "clock.warning":
                 self._note(f"half of the {body.get('clock')} clock has passed")
+            case "tasks.changed" if body.get("tasks"):
+                self._note(f"{len(body['tasks'])} background tasks run")
             case _:
                 pass
 

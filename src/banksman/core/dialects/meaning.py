@@ -41,10 +41,21 @@ class ToolEnded(Struct, frozen=True):
     calls: tuple[str, ...]
 
 
-class TasksChanged(Struct, frozen=True):
-    """The complete list of background tasks of the agent, by name, in or out of a turn."""
+class BackgroundTask(Struct, frozen=True):
+    """Work that the agent does beside its turns: a shell command or a subagent.
 
-    tasks: tuple[str, ...]
+    `id`: the agent's name for it. `kind` and `description`: as the agent reports them.
+    """
+
+    id: str
+    kind: str = ""
+    description: str = ""
+
+
+class TasksChanged(Struct, frozen=True):
+    """The complete list of background tasks of the agent, in or out of a turn."""
+
+    tasks: tuple[BackgroundTask, ...]
 
 
 class Replied(Struct, frozen=True):

@@ -121,7 +121,7 @@ def hear(work: Transition, meaning: Meaning) -> None:
         case ToolEnded(calls=calls):
             _use_tools(work, ended=calls)
         case TasksChanged(tasks=tasks):
-            work.set_process(tasks=tasks[:TASKS_MAX])
+            work.set_tasks(tasks[:TASKS_MAX])
         case Replied():
             _on_reply(work, meaning)
         case PromptTaken(ref=ref):

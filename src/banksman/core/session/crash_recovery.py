@@ -7,6 +7,7 @@ that claims the session does this once:
   known, so its outcome is UNKNOWN, and it is never resent automatically.
 - An ask without a start in the log was not sent. It keeps its place in the queue. But if its prompt
   held a secret, which the log does not store, it is refused: the rest is not the caller's prompt.
+- The agent's background tasks ended with its process.
 - A question waited for an answer to a process that is gone. It is withdrawn, because an answer
   could reach no process. Or it is kept, if that is the session's policy: see questions.py.
 
@@ -60,6 +61,8 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
             _ended(past, own.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None, origin=own.origin)
         )
     entries += [_ended(past, ask.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None) for ask in unknown]
+    if session.process.tasks:
+        entries.append(entry(None, kinds.TASKS_CHANGED, tasks=()))
     if not entries and not swept:
         return []
     recovered = entry(

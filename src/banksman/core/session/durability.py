@@ -119,6 +119,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     ]
     for turn in turns:
         for ask in turn.asks:
+            turn_end.forget_deadline(work, ask)
             if ask.id not in unaccepted:
                 turn_end.log_ended(work, ask.id, outcome, By.EXIT)
                 work.do(Resolve(ask.id, outcome))
@@ -141,6 +142,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     # The process must stop even if the store recovers: the log cannot account for what it did
     # meanwhile.
     work.stop_process()
+    work.set_process(tasks=())
     questions.lose_all(work)
 
 

@@ -56,6 +56,7 @@ SESSION_CLOSED = "session.closed"
 # its host has released it; the next owner serves the waiting asks (`queued`)
 SESSION_LEFT = "session.left"
 CLOCK_WARNING = "clock.warning"
+TASKS_CHANGED = "tasks.changed"  # the background tasks that the agent's process has now
 # Created for one reader, never stored: the events that retention has removed.
 STREAM_GAP = "stream.gap"
 

@@ -18,12 +18,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
+from banksman.core.dialects.meaning import BackgroundTask
 from banksman.core.session import ask_queue
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.event import Entry, Event
 from banksman.core.session.idempotency import IdempotencyKey, IdempotencyKeys
-from banksman.core.session.outcome import Kind
+from banksman.core.session.outcome import Kind, tasks_of
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, ProcessState, Session
@@ -105,8 +106,14 @@ def fold_event(state: Session, event: Event) -> Session:
             return replace(state, queue=ask_queue.move(state.queue, turn, event.body["before"]))
         case kinds.PROCESS_STARTED:
             return replace(state, process=ProcessState(number=event.body["process"]))
+        case kinds.TASKS_CHANGED:
+            return _with_tasks(state, tasks_of(event.body["tasks"]))
         case _:
             return _fold_session(state, event)
+
+
+def _with_tasks(state: Session, tasks: tuple[BackgroundTask, ...]) -> Session:
+    return replace(state, process=replace(state.process, tasks=tasks))
 
 
 def _fold_session(state: Session, event: Event) -> Session:
@@ -119,7 +126,13 @@ def _fold_session(state: Session, event: Event) -> Session:
             # so is its conversation. The copy forks that conversation.
             origin = state.conversation or state.fork_of
             left = replace(
-                state, queue=(), turn=None, own=None, settings=(), conversation=None, fork_of=origin
+                _with_tasks(state, ()),
+                queue=(),
+                turn=None,
+                own=None,
+                settings=(),
+                conversation=None,
+                fork_of=origin,
             )
             return left if origin is None else replace(left, spent=None, is_adopted=True)
         case kinds.SESSION_CONVERSATION:
@@ -132,6 +145,9 @@ def _fold_session(state: Session, event: Event) -> Session:
             return replace(state, settings=kept if value is None else (*kept, (name, value)))
         case kinds.SESSION_CLOSED:
             return replace(state, mode=Mode.CLOSED)
+        case kinds.SESSION_STORE_RETURNED:
+            # The process was stopped when the log broke, and could not log the end of its tasks.
+            return _with_tasks(state, ())
         case _:
             return state
 
@@ -159,6 +175,7 @@ def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
         rules=tuple((name, Verdict(verdict)) for name, verdict in body["rules"]),
         schema=body["schema"],
         is_last=body["is_last"],
+        deadline=body.get("deadline"),  # Older events do not have it.
     )
     if body.get("into") is not None:
         return replace(state, queue=ask_queue.join(state.queue, body["into"], ask))
@@ -425,6 +442,7 @@ class _Saved(
     keys: tuple[IdempotencyKey, ...] = ()
     questions: tuple[OpenQuestion, ...] = ()
     process: LastProcess | None = None
+    tasks: tuple[BackgroundTask, ...] = ()
 
 
 class _Form(msgspec.Struct, frozen=True):
@@ -448,6 +466,7 @@ def encode(past: SessionHistory) -> bytes:
         head=session.head,
         queue=queue,
         processes=session.process.number,
+        tasks=session.process.tasks,
         opened=None if past.opened is None else dict(past.opened),
         keys=tuple(past.keys),
         **{name: getattr(session, name) for name in _OF_SESSION},
@@ -479,7 +498,7 @@ def _decode(data: bytes, config: Config) -> SessionHistory:
         head=saved.head,
         committed=saved.head,
         queue=saved.queue,
-        process=ProcessState(number=saved.processes),
+        process=ProcessState(number=saved.processes, tasks=saved.tasks),
         **{name: getattr(saved, name) for name in _OF_SESSION},
     )
     parts = {name: getattr(saved, name) for name in _OF_PAST}

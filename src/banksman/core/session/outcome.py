@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
+from banksman.core.dialects.meaning import BackgroundTask
 from banksman.errors import AgentError, BanksmanError
 
 
@@ -47,8 +50,9 @@ class Outcome:
     has a schema. `cost`: cost of this turn in US dollars; None: the agent does not report it, or
     only a total over several turns.
 
-    `clock`: the watchdog that ended the turn, if one did. `durable` False: the log could not be
-    written.
+    `clock`: the watchdog that ended the turn, if one did, or "deadline". `durable` False: the log
+    could not be written. `background`: the agent's background tasks that still ran when the turn
+    ended. Only some agents report them.
     """
 
     DONE: ClassVar[Kind] = Kind.DONE
@@ -68,6 +72,7 @@ class Outcome:
     error: BanksmanError | None = None
     clock: str | None = None
     durable: bool = True
+    background: tuple[BackgroundTask, ...] = ()
 
 
 def outcome_of(body: Mapping[str, Any]) -> Outcome:
@@ -82,7 +87,14 @@ def outcome_of(body: Mapping[str, Any]) -> Outcome:
         cost=body["cost"],
         error=None if error is None else AgentError(error),
         clock=body["clock"],
+        # Older events do not have it.
+        background=tasks_of(body.get("background", ())),
     )
+
+
+def tasks_of(value: Any) -> tuple[BackgroundTask, ...]:
+    """Return the background tasks in the body of an event."""
+    return msgspec.convert(value, tuple[BackgroundTask, ...])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,7 @@ def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False)
     process = state.process
     questions.forget_all(work)
     settings.forget_all(work)
+    work.set_tasks(())
     # A loop: the end of a boundary that was not yet certain may promote a steered prompt to the
     # open turn.
     while (turn := work.state.own or work.state.turn) is not None:

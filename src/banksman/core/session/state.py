@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from banksman.core.dialects.dialect import ProtocolState
-from banksman.core.dialects.meaning import Requested
+from banksman.core.dialects.meaning import BackgroundTask, Requested
 from banksman.core.session.ask_queue import Hold, Queue
 from banksman.core.session.effects import (
     Accept,
@@ -136,7 +136,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     # Changes of settings that it has not answered.
     changes: tuple[PendingSetting, ...] = ()
     # Its background tasks, whether a turn is open or not.
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[BackgroundTask, ...] = ()
     # The schema of its answers, if it was started with one.
     schema: Mapping[str, Any] | None = None
     stale: Replacement = Replacement.NO
@@ -242,6 +242,8 @@ class Session(Struct, frozen=True, kw_only=True):
     # The deadline to leave, if there is one, and whether it has passed.
     leave_by: float | None = None
     is_overdue: bool = False
+    # Until when a drain waits for background tasks; None: it has not begun to wait.
+    tasks_by: float | None = None
     # The agent's name for the conversation, which a new process resumes.
     conversation: str | None = None
     # The conversation to fork, until the session has its own; None: start empty.

@@ -100,6 +100,10 @@ class Ask(Struct, frozen=True, kw_only=True):
     schema: Mapping[str, Any] | None = None
     # The process is replaced after this ask, which makes it save its knowledge.
     is_last: bool = False
+    # When the ask is to be over: in Unix time for the log, and in the time of `at`. The log has no
+    # `due`, because another process has another clock: see `ask_queue.restart_waits`.
+    deadline: float | None = None
+    due: float | None = None
 
 
 class Turn(Struct, frozen=True, kw_only=True):

@@ -64,8 +64,10 @@ def stop(work: Transition, turn: Turn, cause: Cause, clock: str | None = None) -
             pass  # It is already ending.
 
 
-def stop_if_unwanted(work: Transition) -> None:
-    """Stop a turn that all its callers have withdrawn.
+def stop_if_unwanted(
+    work: Transition, cause: Cause = Cause.INTERRUPT, clock: str | None = None
+) -> None:
+    """Stop a turn that all its callers have withdrawn, or whose deadlines have passed.
 
     A turn that was only granted ends immediately, and the next one is granted.
     """
@@ -73,9 +75,9 @@ def stop_if_unwanted(work: Transition) -> None:
     if turn is None or not all(ask.id in turn.unwanted for ask in turn.asks):
         return
     if turn.phase is TurnPhase.STARTING:
-        end(work, turn, Kind.WITHDRAWN, By.WITHDRAWN)
+        end(work, replace(turn, clock=clock), Kind.WITHDRAWN, By.WITHDRAWN)
     else:
-        stop(work, turn, Cause.INTERRUPT)
+        stop(work, turn, cause, clock)
 
 
 def interrupt(work: Transition, turn: Turn) -> None:
@@ -198,7 +200,8 @@ def end(
         usage=boundary.usage,
         cost=boundary.cost,
         error=error,
-        clock=turn.clock if is_stopped else None,
+        clock=turn.clock if is_stopped or kind is Kind.WITHDRAWN else None,
+        background=work.state.process.tasks if by is By.BOUNDARY else (),
     )
     if turn.is_own:
         work.set(own=None)
@@ -245,8 +248,7 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
     _requeue_unsent(work, turn)
     steered = tuple(ask for ask in turn.steered if ask not in coming and ask.id not in turn.unsent)
     for ask in steered if is_requeued else (turn.ask, *turn.joined, *steered):
-        log_ended(work, ask.id, outcome, by)
-        work.after_commit(Resolve(ask.id, outcome))
+        _end_ask(work, ask, outcome, by)
     if is_requeued:
         again = turn.requeued()
         work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
@@ -286,10 +288,10 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         usage=boundary.usage,
         cost=boundary.cost,
         error=error,
+        background=work.state.process.tasks,
     )
     for ask in named:
-        log_ended(work, ask.id, outcome, By.BOUNDARY)
-        work.after_commit(Resolve(ask.id, outcome))
+        _end_ask(work, ask, outcome, By.BOUNDARY)
     work.set_turn(
         replace(turn, boundary=None, steered=tuple(ask for ask in turn.steered if ask not in named))
     )
@@ -314,7 +316,9 @@ def _requeue(work: Transition, ask: Ask) -> None:
 def give_back(work: Transition, turn: Turn, ask: Ask) -> None:
     """Return a steered prompt that the agent did not take."""
     if ask.id in turn.unwanted:
-        end_queued(work, ask, Kind.WITHDRAWN)
+        is_late = ask.due is not None and ask.due <= work.at
+        clock = watchdogs.DEADLINE if is_late else None
+        end_queued(work, ask, Kind.WITHDRAWN, clock=clock)
     else:
         _requeue(work, ask)
     work.set_turn(replace(turn, steered=tuple(other for other in turn.steered if other is not ask)))
@@ -343,12 +347,27 @@ def put_back(work: Transition, again: Turn) -> None:
 
 
 def end_queued(
-    work: Transition, ask: Ask, kind: Kind, *, error: BanksmanError | None = None
+    work: Transition,
+    ask: Ask,
+    kind: Kind,
+    *,
+    error: BanksmanError | None = None,
+    clock: str | None = None,
 ) -> None:
     """End an ask that was never granted. The caller has removed it from the queue."""
-    outcome = Outcome(kind=kind, error=error)
-    log_ended(work, ask.id, outcome, By.WITHDRAWN)
+    _end_ask(work, ask, Outcome(kind=kind, error=error, clock=clock), By.WITHDRAWN)
+
+
+def _end_ask(work: Transition, ask: Ask, outcome: Outcome, by: By) -> None:
+    log_ended(work, ask.id, outcome, by)
     work.after_commit(Resolve(ask.id, outcome))
+    forget_deadline(work, ask)
+
+
+def forget_deadline(work: Transition, ask: Ask) -> None:
+    """Cancel the deadline of an ask that is over."""
+    if ask.due is not None:
+        work.cancel_timer(Timer.DEADLINE, ask.id)
 
 
 def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: object) -> None:
@@ -367,5 +386,6 @@ def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: objec
         cost_in_all=work.state.cost,
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
+        background=outcome.background,
         **more,
     )

@@ -30,6 +30,7 @@ async def ask(call: RouteCall) -> HttpAnswer:
             key=call.key,
             schema=body.schema,
             rules=body.rules,
+            deadline=body.deadline,
         )
         headers = {"Location": f"/v1/sessions/{session.id}/turns/{turn.id}"}
         return HttpAnswer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
@@ -127,6 +128,10 @@ def shown(outcome: Outcome) -> messages.Outcome:
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         durable=outcome.durable,
+        background=[
+            messages.BackgroundTask(task.id, task.kind, task.description)
+            for task in outcome.background
+        ],
     )
 
 

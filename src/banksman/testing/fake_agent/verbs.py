@@ -114,6 +114,12 @@ def tool_result(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     turn.tool_result(step.word(0))
 
 
+@VERBS.verb("tasks", "[TEXT]")
+def tasks(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """Report the background tasks that run now, by their ids; without ids, that none runs."""
+    turn.agent.write(frames.background_tasks(step.word(0).split()))
+
+
 @VERBS.verb("recall")
 def recall(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """Say all prompts of the conversation that began a turn, as a JSON list."""

@@ -20,6 +20,7 @@ from tests.core.dialects.recordings.corpus import line as compact
 from banksman.core.dialects.claude import CLAUDE, reader, updates, writer
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.meaning import (
+    BackgroundTask,
     Meaning,
     Noise,
     PromptSettled,
@@ -259,7 +260,7 @@ def test_read_ignores_member_order_and_blanks() -> None:
         # Each frame lists all background tasks.
         (
             b'{"type":"system","subtype":"background_tasks_changed","tasks":[{"task_id":"t"},{"task_id":4},"t"]}',
-            TasksChanged(("t",)),
+            TasksChanged((BackgroundTask("t"),)),
         ),
         (b'{"type":"system","subtype":"background_tasks_changed","tasks":[]}', TasksChanged(())),
         (b'{"type":"system","subtype":"background_tasks_changed"}', TasksChanged(())),

@@ -26,13 +26,14 @@ the members below. The decoder skips everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from banksman.core.dialects.claude import writer
 from banksman.core.dialects.meaning import (
+    BackgroundTask,
     Meaning,
     Noise,
     PromptSettled,
@@ -107,6 +108,8 @@ _PROGRESS = frozenset(
 
 _NOISE = Noise()
 _THOUGHT = Thought()
+# Length of the description of a background task: it may be a whole shell command.
+DESCRIPTION_CHARACTERS_MAX = 200
 
 
 class _ClaudeFrame(msgspec.Struct, gc=False):
@@ -278,8 +281,8 @@ def _system(frame: _ClaudeFrame) -> Meaning | None:
         case "thinking_tokens":
             return _THOUGHT
         case "background_tasks_changed":
-            names = (text(mapping(task).get("task_id")) for task in items(frame.tasks))
-            return TasksChanged(tuple(name for name in names if name is not None))
+            tasks = (_task(mapping(task)) for task in items(frame.tasks))
+            return TasksChanged(tuple(task for task in tasks if task is not None))
         case "status" if frame.status == "compacting":
             return ToolBegan((_COMPACTION,))
         case "compact_boundary":
@@ -290,6 +293,14 @@ def _system(frame: _ClaudeFrame) -> Meaning | None:
             return None
         case _:
             return _NOISE
+
+
+def _task(task: Mapping[str, Any]) -> BackgroundTask | None:
+    id = text(task.get("task_id"))
+    if id is None:
+        return None
+    kind, description = text(task.get("task_type")) or "", text(task.get("description")) or ""
+    return BackgroundTask(id, kind, description[:DESCRIPTION_CHARACTERS_MAX])
 
 
 def _lifecycle(frame: _ClaudeFrame) -> Meaning | None:

@@ -33,7 +33,7 @@ TURN_STATES = ("queued", "starting", "running", "interrupting", "ended")
 OUTCOME_KINDS = ("done", "interrupted", "preempted", "withdrawn", "failed", "refused", "unknown")
 ENDED_BY = ("boundary", "ladder", "exit", "withdrawn", "already_over")
 INTERRUPT_CAUSES = ("interrupt", "preempt", "clock", "close", "replace")
-CLOCK_NAMES = ("start", "bytes", "progress", "tool", "human", "overall")
+CLOCK_NAMES = ("start", "bytes", "progress", "tool", "human", "overall", "deadline")
 PRIORITY_NAMES = ("background", "normal", "interactive")
 RULINGS = ("allow", "deny", "ask")
 PHASES = (
@@ -138,7 +138,8 @@ ClockName = Annotated[
         "ClockName",
         CLOCK_NAMES,
         "A watchdog. `start`: the handshake. `bytes`: no output. `progress`: no meaningful frame. "
-        "`tool`: a tool runs. `human`: a question waits. `overall`: the whole turn.",
+        "`tool`: a tool runs. `human`: a question waits. `overall`: the whole turn. "
+        "`deadline`: the deadline of the ask.",
     ),
 ]
 PriorityName = Annotated[

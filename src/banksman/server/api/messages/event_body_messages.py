@@ -21,7 +21,7 @@ from banksman.server.api.messages.common_messages import (
     QuestionWants,
     SessionUpdate,
 )
-from banksman.server.api.messages.turn_messages import Blocks
+from banksman.server.api.messages.turn_messages import BackgroundTask, Blocks
 
 
 class RecitedBody(Struct):
@@ -58,6 +58,7 @@ class TurnQueuedBody(Struct):
         schema: JSON Schema of the answer.
         is_last: Whether it is the last ask before the process is replaced because of its age.
         into: Turn into which the ask is collected.
+        deadline: When the ask must be over, in seconds since 1970; null if it has no deadline.
     """
 
     ref: str
@@ -70,6 +71,7 @@ class TurnQueuedBody(Struct):
     schema: dict[str, Any] | None
     is_last: bool
     into: str | None
+    deadline: float | None = None
 
 
 class TurnStartedBody(Struct, omit_defaults=True):
@@ -126,6 +128,7 @@ class TurnEndedBody(Struct, omit_defaults=True):
         error: Error message, if the turn failed.
         clock: Watchdog that ended the turn, if one did.
         origin: Why the agent began the turn without an ask.
+        background: Background tasks of the agent that still ran when the turn ended.
     """
 
     outcome: OutcomeKind
@@ -140,6 +143,7 @@ class TurnEndedBody(Struct, omit_defaults=True):
     error: str | None
     clock: ClockName | None
     origin: str | None = None
+    background: list[BackgroundTask] = []
 
 
 class QueueChangedBody(Struct):
@@ -446,3 +450,13 @@ class ClockWarningBody(Struct):
     clock: ClockName
     seconds: float
     left: float
+
+
+class TasksChangedBody(Struct):
+    """The background tasks of the agent's process changed.
+
+    Attributes:
+        tasks: All background tasks that run now.
+    """
+
+    tasks: list[BackgroundTask]

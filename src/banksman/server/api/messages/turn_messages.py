@@ -61,6 +61,8 @@ class Ask(Body):
             `structured` of the outcome.
         rules: Which tools are allowed, denied or asked about in this turn. They precede the rules
             of the session.
+        deadline: Seconds from now in which the ask must be over. An ask that still waits then is
+            withdrawn, and a running turn is interrupted.
     """
 
     prompt: str | Blocks
@@ -69,6 +71,7 @@ class Ask(Body):
     on_preempt: OnPreempt = "end"
     schema: dict[str, Any] | None = None
     rules: Rules | None = None
+    deadline: float | None = None
 
 
 class Accepted(Struct):
@@ -81,6 +84,20 @@ class Accepted(Struct):
 
     turn: str
     state: TurnState
+
+
+class BackgroundTask(Struct):
+    """Work that an agent does beside its turns.
+
+    Attributes:
+        id: The agent's name for it.
+        kind: Kind of task, as the agent reports it.
+        description: What it does, as the agent reports it.
+    """
+
+    id: str
+    kind: str
+    description: str
 
 
 class Outcome(Struct):
@@ -96,6 +113,7 @@ class Outcome(Struct):
         error: Error message, if the turn failed.
         clock: Watchdog that ended the turn, if one did.
         durable: Whether the outcome is in the log; false if the log could not be written.
+        background: Background tasks of the agent that still ran when the turn ended.
     """
 
     kind: OutcomeKind
@@ -107,6 +125,7 @@ class Outcome(Struct):
     error: str | None
     clock: ClockName | None
     durable: bool
+    background: list[BackgroundTask]
 
 
 class Turn(Struct):

@@ -99,6 +99,14 @@ const WORDS = new Map(
       tone: "warn",
       text: `The clock “${words(clock)}” ends this turn in ${round(left)} s.`,
     }),
+    "tasks.changed": ({ tasks = [] }) =>
+      tasks.length
+        ? soft(
+            "process",
+            `${count(tasks.length, "background task runs", "background tasks run")}.`,
+            tasks.map((/** @type {any} */ task) => task.description || task.id).join("\n"),
+          )
+        : soft("process", "No background task runs any more."),
   }),
 );
 
