@@ -83,6 +83,8 @@ ON_PREEMPT = ("end", "requeue")
 _CAPABILITIES = {"image": "images", "audio": "audio"}
 # Far more classes than a person can distinguish.
 PRIORITY_MAX = 1_000_000
+# Long enough for a name, an address or a UUID.
+CALLER_CHARACTERS_MAX = 200
 # Options arrive from Python and as JSON.
 _OFF_HINT = "use None (JSON: null) to turn it off"
 # -- how a session is opened -----------------------------------------------------------------------
@@ -240,6 +242,7 @@ class AskChecks:
         schema: Any = None,
         rules: Any = None,
         hold: str | None = None,
+        caller: Any = None,
     ) -> Ask:
         """Check the arguments of an ask and return the ask."""
         if on_busy not in ON_BUSY:
@@ -251,6 +254,7 @@ class AskChecks:
         if key is not None and not isinstance(key, str):
             hint = "use text that stays the same when the ask is repeated"
             raise UsageError(f"key cannot be {key!r:.60}", hint=hint)
+        check_caller(caller)
         if on_busy == "steer":
             self._check_steering(schema, rules)
         if schema is not None:
@@ -279,6 +283,7 @@ class AskChecks:
             at=at,
             rules=tool_rules.parse(rules),
             schema=schema,
+            caller=caller,
         )
 
     def check_setting(self, name: str, value: Any) -> None:
@@ -315,6 +320,19 @@ class AskChecks:
             hint = 'use {"type": "object", "properties": {"answer": …}}: agents pass it to a tool'
             raise UsageError("the schema of an answer must have the type object", hint=hint)
         schemas.check(cast(object, schema))
+
+
+def check_caller(caller: Any) -> None:
+    """Raise `UsageError` if usage cannot be counted under this name; None means no name."""
+    if caller is None:
+        return
+    if (
+        not isinstance(caller, str)
+        or not 1 <= len(caller) <= CALLER_CHARACTERS_MAX
+        or not caller.isprintable()
+    ):
+        hint = f"use 1 to {CALLER_CHARACTERS_MAX} printable characters"
+        raise UsageError(f"caller cannot be {caller!r:.60}", hint=hint)
 
 
 def priority_of(value: Any) -> int:

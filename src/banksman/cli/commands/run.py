@@ -24,6 +24,7 @@ from banksman.cli.client.client import Client, segment
 from banksman.cli.output import as_line, is_terminal, say_aside
 from banksman.cli.server_command import (
     ServerParser,
+    add_caller,
     add_cwd,
     ask_to_open,
     body_of,
@@ -81,6 +82,7 @@ def parser() -> ServerParser:
     flags.add_argument(
         "--priority", metavar="P", help="interactive, normal, background, or a number"
     )
+    add_caller(flags)
     flags.add_argument(
         "--timeout",
         type=float,

@@ -123,6 +123,7 @@ def _log_queued(work: Transition, ask: Ask, leader: Turn | None = None) -> None:
         schema=ask.schema,
         is_last=ask.is_last,
         into=None if leader is None else leader.id,
+        caller=ask.caller,
     )
 
 

@@ -56,6 +56,8 @@ SESSION_CLOSED = "session.closed"
 # its host has released it; the next owner serves the waiting asks (`queued`)
 SESSION_LEFT = "session.left"
 CLOCK_WARNING = "clock.warning"
+# the usage of the open turn so far, and the part of it (`added`) that no earlier event has
+USAGE_REPORTED = "usage.reported"
 # Created for one reader, never stored: the events that retention has removed.
 STREAM_GAP = "stream.gap"
 

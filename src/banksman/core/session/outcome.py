@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
+from banksman.core.session.usage import Usage
 from banksman.errors import AgentError, BanksmanError
 
 
@@ -48,7 +51,8 @@ class Outcome:
     only a total over several turns.
 
     `clock`: the watchdog that ended the turn, if one did. `durable` False: the log could not be
-    written.
+    written. `usage`: tokens as the agent counts them. `used`: tokens, cost and working time in one
+    form for all agents; None if the prompt was not sent.
     """
 
     DONE: ClassVar[Kind] = Kind.DONE
@@ -68,6 +72,7 @@ class Outcome:
     error: BanksmanError | None = None
     clock: str | None = None
     durable: bool = True
+    used: Usage | None = None
 
 
 def outcome_of(body: Mapping[str, Any]) -> Outcome:
@@ -82,6 +87,8 @@ def outcome_of(body: Mapping[str, Any]) -> Outcome:
         cost=body["cost"],
         error=None if error is None else AgentError(error),
         clock=body["clock"],
+        # Earlier versions did not write it.
+        used=msgspec.convert(body.get("used"), Usage | None),
     )
 
 

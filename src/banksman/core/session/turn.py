@@ -30,6 +30,7 @@ from msgspec.structs import replace
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.dialects.meaning import PromptSettled, TurnOver
 from banksman.core.session.permissions import Rules
+from banksman.core.session.usage import Meter
 
 
 class TurnPhase(enum.StrEnum):
@@ -100,6 +101,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     schema: Mapping[str, Any] | None = None
     # The process is replaced after this ask, which makes it save its knowledge.
     is_last: bool = False
+    # The person or program that wants the turn. Its usage is counted under this name.
+    caller: str | None = None
 
 
 class Turn(Struct, frozen=True, kw_only=True):
@@ -157,6 +160,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     boundary: TurnOver | None = None
     # Until this time, further frames delay the end; None: they do not.
     quiet_until: float | None = None
+    # Its usage until now.
+    meter: Meter = Meter()
 
     @property
     def key(self) -> str:

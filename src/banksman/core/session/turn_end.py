@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from banksman.core import json_schema
 from banksman.core.dialects.meaning import Replied, TurnOver
-from banksman.core.session import ask_queue, questions, tool_cleanup, watchdogs
+from banksman.core.session import ask_queue, questions, tool_cleanup, usage, watchdogs
 from banksman.core.session import event as kinds
 from banksman.core.session import turn as turns
 from banksman.core.session.effects import GiveReceipt, Resolve
@@ -21,6 +21,7 @@ from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.state import AgentTurnEnded, Mode, ProcessPhase, Replacement
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
+from banksman.core.session.usage import Usage
 from banksman.errors import AgentError, BanksmanError, Closed
 
 # Outcome of a stopped turn, by the cause of the stop.
@@ -177,6 +178,7 @@ def end(
     """End a granted turn, and remove it from the state."""
     turn.moved(Move.END)  # Asserts that the phase allows it.
     boundary = boundary or TurnOver()
+    used = None if by is By.WITHDRAWN else usage.final(turn, boundary, work.at)
     for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
         # An acknowledgement that is still pending holds back the next prompt. So its timer stays:
         # see `timers`.
@@ -199,13 +201,15 @@ def end(
         cost=boundary.cost,
         error=error,
         clock=turn.clock if is_stopped else None,
+        used=used,
     )
     if turn.is_own:
         work.set(own=None)
         if work.state.turn is None or not work.state.turn.is_open:
             work.set(clocks=())
         # Many agents name the origin of their own turn only at its end.
-        log_ended(work, turn.id, outcome, by, origin=boundary.origin or turn.origin)
+        origin = boundary.origin or turn.origin
+        log_ended(work, turn.id, outcome, by, counts=turn, origin=origin)
         work.after_commit(AgentTurnEnded(turn.id, turn.seq))
     else:
         _end_ours(work, turn, outcome, by, boundary)
@@ -245,11 +249,12 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
     _requeue_unsent(work, turn)
     steered = tuple(ask for ask in turn.steered if ask not in coming and ask.id not in turn.unsent)
     for ask in steered if is_requeued else (turn.ask, *turn.joined, *steered):
-        log_ended(work, ask.id, outcome, by)
+        log_ended(work, ask.id, outcome, by, counts=turn if ask is turn.ask else None)
         work.after_commit(Resolve(ask.id, outcome))
     if is_requeued:
         again = turn.requeued()
-        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
+        counted = _counted(turn, outcome.used)
+        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted)
         work.set(queue=ask_queue.requeue(work.state.queue, again))
     if coming:
         first, *others = coming
@@ -287,6 +292,7 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         cost=boundary.cost,
         error=error,
     )
+    turn = replace(turn, meter=turn.meter.bounded(boundary))
     for ask in named:
         log_ended(work, ask.id, outcome, By.BOUNDARY)
         work.after_commit(Resolve(ask.id, outcome))
@@ -351,8 +357,30 @@ def end_queued(
     work.after_commit(Resolve(ask.id, outcome))
 
 
-def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: object) -> None:
-    """Log the end of a turn or an ask with its outcome."""
+def _counted(turn: Turn | None, used: Usage | None) -> dict[str, object]:
+    """Return the members by which the end of a turn adds to the usage of the session.
+
+    None: the end of another ask of the same turn adds it.
+    """
+    if turn is None or used is None:
+        return {"added": None, "caller": None}
+    return {"added": used.minus(turn.meter.logged), "caller": usage.caller_of(turn)}
+
+
+def log_ended(
+    work: Transition,
+    id: str,
+    outcome: Outcome,
+    by: By,
+    *,
+    counts: Turn | None = None,
+    **more: object,
+) -> None:
+    """Log the end of a turn or an ask with its outcome.
+
+    `counts`: the turn whose usage this event adds. Several asks may end with one turn, and its
+    usage is added once.
+    """
     work.log(
         id,
         kinds.TURN_ENDED,
@@ -368,4 +396,6 @@ def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: objec
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         **more,
+        used=outcome.used,
+        **_counted(counts, outcome.used),
     )

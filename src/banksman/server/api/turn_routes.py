@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from banksman import Kind, Outcome, Receipt
+import msgspec
+
+from banksman import Kind, Outcome, Receipt, Usage
 from banksman.errors import NotFound
 from banksman.server.api.messages import turn_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
@@ -30,6 +32,7 @@ async def ask(call: RouteCall) -> HttpAnswer:
             key=call.key,
             schema=body.schema,
             rules=body.rules,
+            caller=body.caller,
         )
         headers = {"Location": f"/v1/sessions/{session.id}/turns/{turn.id}"}
         return HttpAnswer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
@@ -127,6 +130,16 @@ def shown(outcome: Outcome) -> messages.Outcome:
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         durable=outcome.durable,
+        used=None if outcome.used is None else usage(outcome.used),
+    )
+
+
+def usage(used: Usage) -> messages.Usage:
+    return messages.Usage(
+        tokens=messages.Tokens(*msgspec.structs.astuple(used.tokens)),
+        usd=used.usd,
+        working_seconds=used.working_seconds,
+        turns=used.turns,
     )
 
 

@@ -20,6 +20,7 @@ from banksman.server.api.messages.common_messages import (
     OutcomeKind,
     QuestionWants,
     SessionUpdate,
+    Usage,
 )
 from banksman.server.api.messages.turn_messages import Blocks
 
@@ -44,7 +45,7 @@ class UpdateBody(Struct, omit_defaults=True):
     partial: list[SessionUpdate] | None = None
 
 
-class TurnQueuedBody(Struct):
+class TurnQueuedBody(Struct, omit_defaults=True):
     """An ask was accepted.
 
     Attributes:
@@ -58,6 +59,7 @@ class TurnQueuedBody(Struct):
         schema: JSON Schema of the answer.
         is_last: Whether it is the last ask before the process is replaced because of its age.
         into: Turn into which the ask is collected.
+        caller: The person or program that wants the turn; null if the ask has no caller.
     """
 
     ref: str
@@ -70,6 +72,7 @@ class TurnQueuedBody(Struct):
     schema: dict[str, Any] | None
     is_last: bool
     into: str | None
+    caller: str | None = None
 
 
 class TurnStartedBody(Struct, omit_defaults=True):
@@ -100,14 +103,18 @@ class TurnInterruptedBody(Struct):
     clock: ClockName | None
 
 
-class TurnRequeuedBody(Struct):
+class TurnRequeuedBody(Struct, omit_defaults=True):
     """A turn returned to the queue, as if it had never started.
 
     Attributes:
         attempt: Number of the next attempt.
+        added: Usage of the attempt that no earlier event has; null if its prompt was not sent.
+        caller: The caller under which it is counted.
     """
 
     attempt: int
+    added: Usage | None = None
+    caller: str | None = None
 
 
 class TurnEndedBody(Struct, omit_defaults=True):
@@ -126,6 +133,9 @@ class TurnEndedBody(Struct, omit_defaults=True):
         error: Error message, if the turn failed.
         clock: Watchdog that ended the turn, if one did.
         origin: Why the agent began the turn without an ask.
+        used: Tokens, cost and working time of the turn; null if its prompt was not sent.
+        added: The part of `used` that no earlier event has; null if another ask of the turn has it.
+        caller: The caller under which the usage is counted.
     """
 
     outcome: OutcomeKind
@@ -140,6 +150,9 @@ class TurnEndedBody(Struct, omit_defaults=True):
     error: str | None
     clock: ClockName | None
     origin: str | None = None
+    used: Usage | None = None
+    added: Usage | None = None
+    caller: str | None = None
 
 
 class QueueChangedBody(Struct):
@@ -446,3 +459,17 @@ class ClockWarningBody(Struct):
     clock: ClockName
     seconds: float
     left: float
+
+
+class UsageReportedBody(Struct):
+    """The agent reported the usage of the open turn.
+
+    Attributes:
+        caller: The caller under which the usage is counted.
+        added: The part that no earlier event has. The sum of all `added` is the session's usage.
+        used: Tokens, cost and working time of the turn until now.
+    """
+
+    caller: str | None
+    added: Usage
+    used: Usage

@@ -151,6 +151,7 @@ BODIES: dict[str, type[Struct]] = {
     "session.closed": bodies.SessionClosedBody,
     "session.left": bodies.SessionLeftBody,
     "clock.warning": bodies.ClockWarningBody,
+    "usage.reported": bodies.UsageReportedBody,
 }
 
 

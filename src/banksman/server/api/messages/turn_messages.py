@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from banksman.server.api.messages.common_messages import (
     ITEMS_MAX,
     Body,
+    Caller,
     ClockName,
     ContentBlock,
     Decision,
@@ -23,6 +24,7 @@ from banksman.server.api.messages.common_messages import (
     Rules,
     Text,
     TurnState,
+    Usage,
     Word,
 )
 
@@ -61,6 +63,7 @@ class Ask(Body):
             `structured` of the outcome.
         rules: Which tools are allowed, denied or asked about in this turn. They precede the rules
             of the session.
+        caller: The person or program that wants the turn. Its usage is counted under this name.
     """
 
     prompt: str | Blocks
@@ -69,6 +72,7 @@ class Ask(Body):
     on_preempt: OnPreempt = "end"
     schema: dict[str, Any] | None = None
     rules: Rules | None = None
+    caller: Caller | None = None
 
 
 class Accepted(Struct):
@@ -96,6 +100,7 @@ class Outcome(Struct):
         error: Error message, if the turn failed.
         clock: Watchdog that ended the turn, if one did.
         durable: Whether the outcome is in the log; false if the log could not be written.
+        used: Tokens, cost and working time of the turn; null if the prompt was not sent.
     """
 
     kind: OutcomeKind
@@ -107,6 +112,7 @@ class Outcome(Struct):
     error: str | None
     clock: ClockName | None
     durable: bool
+    used: Usage | None
 
 
 class Turn(Struct):
