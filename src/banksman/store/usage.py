@@ -1,0 +1,223 @@
+"""Usage of a store: the additions in events, counted by day, session, agent and caller.
+
+`additions` finds what the entries of an append add. `UsageTable` sums it up, and answers
+`Log.usage`. `SessionUsageReader` counts a session whose engine has no table, by reading its log.
+
+Events of a version that counted no usage have no `added`. Their `turn.ended` events have the
+agent's own report and the cost, and are counted from these, without working time.
+
+Days are days in UTC.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from banksman.core.dialects.tokens import Tokens, tokens_in
+from banksman.core.session.event import TURN_ENDED, TURN_REQUEUED, USAGE_REPORTED, Entry
+from banksman.core.session.usage import NO_USAGE, Usage
+from banksman.errors import UsageError
+from banksman.store.log import READ_EVENTS_MAX, Page, UsageBy, UsageRow
+
+BY: tuple[UsageBy, ...] = ("day", "session", "agent", "caller")
+_KINDS = frozenset((USAGE_REPORTED, TURN_ENDED, TURN_REQUEUED))
+_SECONDS_PER_DAY = 86_400
+_EPOCH = datetime.date(1970, 1, 1)
+# The years that a date can express. A clock outside of them counts as the nearest day.
+_DAY_MAX = (datetime.date.max - _EPOCH).days
+
+
+class UsageKey(NamedTuple):
+    """What a count belongs to. `day`: as `YYYY-MM-DD`. `caller`: None without a caller."""
+
+    day: str
+    session: str
+    agent: str
+    caller: str | None
+
+
+class Addition(NamedTuple):
+    """Usage that one event adds."""
+
+    caller: str | None
+    usage: Usage
+
+
+class _Counting(msgspec.Struct):
+    """The members of an event that count. The decoder skips all others."""
+
+    added: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    caller: str | None = None
+    # Written by earlier versions.
+    by: str | None = None
+    usage: dict[str, Any] | None = None
+    cost: float | None = None
+
+
+_decode = msgspec.json.Decoder(_Counting).decode
+
+
+def additions(entries: Iterable[Entry]) -> list[Addition]:
+    """Return what the entries add. An entry that is not valid adds nothing."""
+    found = (_addition(kind, data) for _, kind, data in entries if kind in _KINDS)
+    return [addition for addition in found if addition is not None]
+
+
+def _addition(kind: str, data: bytes) -> Addition | None:
+    try:
+        counting = _decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if counting.added is None:
+        return None
+    if counting.added is not msgspec.UNSET:
+        return Addition(counting.caller, counting.added)
+    if kind != TURN_ENDED or counting.by == "withdrawn":
+        return None
+    tokens = tokens_in(counting.usage) or Tokens()
+    return Addition(None, Usage(tokens, counting.cost, turns=1))
+
+
+def day_of(at: float) -> str:
+    """Return the day of a wall time, in UTC."""
+    days = int(at // _SECONDS_PER_DAY) if abs(at) < 1e15 else _DAY_MAX
+    return (_EPOCH + datetime.timedelta(days=min(max(days, 0), _DAY_MAX))).isoformat()
+
+
+class UsageQuery(NamedTuple):
+    """A checked query of `Log.usage`. `since`, `until`: the first and the last day, or None."""
+
+    by: UsageBy
+    since: str | None
+    until: str | None
+
+
+def checked_query(
+    by: str, since: datetime.date | str | None, until: datetime.date | str | None
+) -> UsageQuery:
+    """Check the arguments of `Log.usage`. Raises `UsageError`."""
+    found = next((known for known in BY if known == by), None)
+    if found is None:
+        raise UsageError(f"cannot count usage by {by!r:.60}", hint=f"use one of: {', '.join(BY)}")
+    return UsageQuery(found, _day("since", since), _day("until", until))
+
+
+def _day(name: str, value: datetime.date | str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        day = datetime.date.fromisoformat(value) if isinstance(value, str) else value
+        if isinstance(day, datetime.datetime):
+            day = (day.astimezone(datetime.UTC) if day.tzinfo is not None else day).date()
+        return datetime.date.isoformat(day)
+    except (TypeError, ValueError) as exc:
+        hint = "use a day as YYYY-MM-DD, in UTC"
+        raise UsageError(f"{name} cannot be {value!r:.60}", hint=hint) from exc
+
+
+class UsageTable:
+    """Sums of additions, by everything that a query can ask for."""
+
+    def __init__(self) -> None:
+        self._sums: dict[UsageKey, Usage] = {}
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def add(self, key: UsageKey, usage: Usage) -> None:
+        self._sums[key] = self._sums.get(key, NO_USAGE).plus(usage)
+
+    def add_entries(self, session: str, agent: str, at: float, entries: Iterable[Entry]) -> None:
+        """Add what the entries of one append add."""
+        for caller, usage in additions(entries):
+            self.add(UsageKey(day_of(at), session, agent, caller), usage)
+
+    def update(self, other: UsageTable) -> None:
+        for key, usage in other.items():
+            self.add(key, usage)
+
+    def items(self) -> Iterable[tuple[UsageKey, Usage]]:
+        return self._sums.items()
+
+    def rows(self, query: UsageQuery) -> list[UsageRow]:
+        """Return the sums that a query asks for, in the order of their keys."""
+        found: dict[str | None, Usage] = {}
+        key_of = attrgetter(query.by)
+        for key, usage in self._sums.items():
+            if (query.since or key.day) <= key.day <= (query.until or key.day):
+                name = key_of(key)
+                found[name] = found.get(name, NO_USAGE).plus(usage)
+        return sorted_rows(UsageRow(name, usage) for name, usage in found.items())
+
+
+def sorted_rows(rows: Iterable[UsageRow]) -> list[UsageRow]:
+    """Sort rows by their key. The row without a key comes first."""
+    return sorted(rows, key=lambda row: (row.key is not None, row.key or ""))
+
+
+def merged(some: Iterable[UsageRow], more: Iterable[UsageRow]) -> list[UsageRow]:
+    """Return the sums of two results of the same query."""
+    sums: dict[str | None, Usage] = {}
+    for key, usage in (*some, *more):
+        sums[key] = sums.get(key, NO_USAGE).plus(usage)
+    return sorted_rows(UsageRow(key, usage) for key, usage in sums.items())
+
+
+# Reads a page of a session: session, after, limit.
+ReadPage = Callable[[str, int, int], Awaitable[Page]]
+
+
+class _Counted:
+    """The usage of one session from the event after `begin` to the event `seen`."""
+
+    def __init__(self, identity: int, begin: int) -> None:
+        self.identity = identity
+        self.begin = begin
+        self.seen = begin
+        self.table = UsageTable()
+
+
+class SessionUsageReader:
+    """Counts sessions by reading their events. Each event is read once while this object lives.
+
+    The first call for a session reads its history page by page; later calls read only new events.
+    """
+
+    def __init__(self, read: ReadPage) -> None:
+        self._read = read
+        self._counted: dict[str, _Counted] = {}
+
+    async def count(
+        self, session: str, agent: str, *, identity: int, begin: int, end: int
+    ) -> UsageTable:
+        """Return the usage in the events after `begin`, at least up to `end`.
+
+        `identity`: distinguishes the session from a deleted one with the same id.
+        """
+        counted = self._counted.get(session)
+        if counted is None or (counted.identity, counted.begin) != (identity, begin):
+            counted = self._counted[session] = _Counted(identity, begin)
+        while counted.seen < end:
+            page = await self._read(session, counted.seen, READ_EVENTS_MAX)
+            if not page.events:
+                break
+            # Another caller may have counted the same page during the read.
+            events = [event for event in page.events if event.seq > counted.seen]
+            for event in events:
+                entry = (event.turn, event.kind, event.data)
+                counted.table.add_entries(session, agent, event.at, (entry,))
+            counted.seen = max(counted.seen, page.events[-1].seq)
+        return counted.table
+
+    def keep_only(self, sessions: Sequence[str]) -> None:
+        """Drop the counts of all other sessions."""
+        known = set(sessions)
+        for session in [session for session in self._counted if session not in known]:
+            del self._counted[session]
+
+
