@@ -79,9 +79,7 @@ __all__ = [
 ]
 
 
-class LogConformance(
-    WritingConformance, ReadingConformance, OrderConformance, SessionsConformance, UsageConformance
-):
+class LogConformance(WritingConformance, ReadingConformance, OrderConformance, SessionsConformance, UsageConformance):
     """Subclass it as `Test…` and implement `open_log`."""
 
     # Number of random runs against the list model. Each run opens a new log.

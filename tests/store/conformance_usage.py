@@ -18,10 +18,8 @@ DAY = 86_400.0
 BEFORE, TODAY, AFTER = "2023-11-13", "2023-11-14", "2023-11-15"
 
 
-def used(
-    input: int = 0, output: int = 0, *, usd: float | None = None, seconds: float = 0.0, turns: int = 0
-) -> Usage:
-    return Usage(Tokens(input, output), usd, seconds, turns)
+def used(read: int = 0, written: int = 0, *, usd: float | None = None, seconds: float = 0.0, turns: int = 0) -> Usage:
+    return Usage(Tokens(read, written), usd, seconds, turns)
 
 
 def reported(added: Usage, caller: str | None = None) -> Entry:
@@ -87,8 +85,7 @@ class UsageConformance(Opens):
         async with self.opened() as log:
             writer = await Writer.claim(log)
             for count in (1, 2, 4):
-                writer.append(ended(used(count)), snapshot=b"state")
-            await writer.answers.all()
+                await writer.commit(ended(used(count)), snapshot=b"state")
             assert await log.trim("s", 3) > 1
             assert await log.usage() == [UsageRow(TODAY, used(7))]
             writer.append(ended(used(8)))

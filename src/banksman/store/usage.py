@@ -11,6 +11,7 @@ Days are days in UTC.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import attrgetter
@@ -101,10 +102,10 @@ def checked_query(
     by: str, since: datetime.date | str | None, until: datetime.date | str | None
 ) -> UsageQuery:
     """Check the arguments of `Log.usage`. Raises `UsageError`."""
-    found = next((known for known in BY if known == by), None)
-    if found is None:
+    known: list[UsageBy] = [name for name in BY if name == by]
+    if not known:
         raise UsageError(f"cannot count usage by {by!r:.60}", hint=f"use one of: {', '.join(BY)}")
-    return UsageQuery(found, _day("since", since), _day("until", until))
+    return UsageQuery(known[0], _day("since", since), _day("until", until))
 
 
 def _day(name: str, value: datetime.date | str | None) -> str | None:
@@ -172,10 +173,29 @@ def merged(some: Iterable[UsageRow], more: Iterable[UsageRow]) -> list[UsageRow]
 ReadPage = Callable[[str, int, int], Awaitable[Page]]
 
 
+async def count_events(
+    read: ReadPage, table: UsageTable, session: str, agent: str, *, begin: int, end: int
+) -> int:
+    """Add the usage in the events after `begin`, up to `end` or the head of the log.
+
+    Returns the seq of the last event that was counted.
+    """
+    while begin < end:
+        page = await read(session, begin, READ_EVENTS_MAX)
+        events = [event for event in page.events if event.seq <= end]
+        if not events:
+            break
+        for event in events:
+            entry = (event.turn, event.kind, event.data)
+            table.add_entries(session, agent, event.at, (entry,))
+        begin = events[-1].seq
+    return begin
+
+
 class _Counted:
     """The usage of one session from the event after `begin` to the event `seen`."""
 
-    def __init__(self, identity: int, begin: int) -> None:
+    def __init__(self, identity: object, begin: int) -> None:
         self.identity = identity
         self.begin = begin
         self.seen = begin
@@ -191,27 +211,23 @@ class SessionUsageReader:
     def __init__(self, read: ReadPage) -> None:
         self._read = read
         self._counted: dict[str, _Counted] = {}
+        # Held while a session is counted: of two callers, the second one finds the result.
+        self._counting = asyncio.Lock()
 
     async def count(
-        self, session: str, agent: str, *, identity: int, begin: int, end: int
+        self, session: str, agent: str, *, identity: object, begin: int, end: int
     ) -> UsageTable:
-        """Return the usage in the events after `begin`, at least up to `end`.
+        """Return the usage in the events after `begin`, up to `end`.
 
         `identity`: distinguishes the session from a deleted one with the same id.
         """
-        counted = self._counted.get(session)
-        if counted is None or (counted.identity, counted.begin) != (identity, begin):
-            counted = self._counted[session] = _Counted(identity, begin)
-        while counted.seen < end:
-            page = await self._read(session, counted.seen, READ_EVENTS_MAX)
-            if not page.events:
-                break
-            # Another caller may have counted the same page during the read.
-            events = [event for event in page.events if event.seq > counted.seen]
-            for event in events:
-                entry = (event.turn, event.kind, event.data)
-                counted.table.add_entries(session, agent, event.at, (entry,))
-            counted.seen = max(counted.seen, page.events[-1].seq)
+        async with self._counting:
+            counted = self._counted.get(session)
+            if counted is None or (counted.identity, counted.begin) != (identity, begin):
+                counted = self._counted[session] = _Counted(identity, begin)
+            counted.seen = await count_events(
+                self._read, counted.table, session, agent, begin=counted.seen, end=end
+            )
         return counted.table
 
     def keep_only(self, sessions: Sequence[str]) -> None:
@@ -219,5 +235,3 @@ class SessionUsageReader:
         known = set(sessions)
         for session in [session for session in self._counted if session not in known]:
             del self._counted[session]
-
-

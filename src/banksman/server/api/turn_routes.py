@@ -10,6 +10,8 @@ from banksman import Kind, Outcome, Receipt, Usage
 from banksman.errors import NotFound
 from banksman.server.api.messages import turn_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
+from banksman.server.api.messages.common_messages import Tokens as TokensMessage
+from banksman.server.api.messages.common_messages import Usage as UsageMessage
 from banksman.server.api.route import HttpAnswer, OwnerFallback, Route, RouteCall
 from banksman.server.context import Context
 from banksman.sessions.questions import Question
@@ -134,9 +136,9 @@ def shown(outcome: Outcome) -> messages.Outcome:
     )
 
 
-def usage(used: Usage) -> messages.Usage:
-    return messages.Usage(
-        tokens=messages.Tokens(*msgspec.structs.astuple(used.tokens)),
+def usage(used: Usage) -> UsageMessage:
+    return UsageMessage(
+        tokens=TokensMessage(*msgspec.structs.astuple(used.tokens)),
         usd=used.usd,
         working_seconds=used.working_seconds,
         turns=used.turns,

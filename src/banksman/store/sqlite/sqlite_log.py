@@ -373,9 +373,7 @@ class SqliteLog:
             await self._bridge.call(usage_table.complete_some)
         read = UsageTable()
         for id, agent, number, counted, seq in found.uncounted:
-            read.update(
-                await self._usage.count(id, agent, identity=number, begin=counted, end=seq)
-            )
+            read.update(await self._usage.count(id, agent, identity=number, begin=counted, end=seq))
         return merged(found.rows, read.rows(query))
 
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:

@@ -268,6 +268,8 @@ class Usage(Struct):
     usd: float | None
     working_seconds: float
     turns: int
+
+
 Seconds = Annotated[float, Meta(ge=0, le=1e8)]
 Wait = Annotated[float, Meta(ge=0)]
 
