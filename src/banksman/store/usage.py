@@ -1,12 +1,8 @@
 """Usage of a store: the additions in events, counted by day, session, agent and caller.
 
-`additions` finds what the entries of an append add. `UsageTable` sums it up, and answers
-`Log.usage`. `SessionUsageReader` counts a session whose engine has no table, by reading its log.
-
-Events of a version that counted no usage have no `added`. Their `turn.ended` events have the
-agent's own report and the cost, and are counted from these, without working time.
-
-Days are days in UTC.
+`UsageTable` sums up what events add (`core/session/usage_events.py`), and answers `Log.usage`.
+`SessionUsageReader` counts a session whose engine has no table, by reading its log. Days are days
+in UTC.
 """
 
 from __future__ import annotations
@@ -15,18 +11,15 @@ import asyncio
 import datetime
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from banksman.core.dialects.tokens import Tokens, tokens_in
-from banksman.core.session.event import TURN_ENDED, TURN_REQUEUED, USAGE_REPORTED, Entry
+from banksman.core.session.event import Entry
 from banksman.core.session.usage import NO_USAGE, Usage
+from banksman.core.session.usage_events import additions
 from banksman.errors import UsageError
 from banksman.store.log import READ_EVENTS_MAX, Page, UsageBy, UsageRow
 
 BY: tuple[UsageBy, ...] = ("day", "session", "agent", "caller")
-_KINDS = frozenset((USAGE_REPORTED, TURN_ENDED, TURN_REQUEUED))
 _SECONDS_PER_DAY = 86_400
 _EPOCH = datetime.date(1970, 1, 1)
 # The years that a date can express. A clock outside of them counts as the nearest day.
@@ -40,48 +33,6 @@ class UsageKey(NamedTuple):
     session: str
     agent: str
     caller: str | None
-
-
-class Addition(NamedTuple):
-    """Usage that one event adds."""
-
-    caller: str | None
-    usage: Usage
-
-
-class _Counting(msgspec.Struct):
-    """The members of an event that count. The decoder skips all others."""
-
-    added: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    caller: str | None = None
-    # Written by earlier versions.
-    by: str | None = None
-    usage: dict[str, Any] | None = None
-    cost: float | None = None
-
-
-_decode = msgspec.json.Decoder(_Counting).decode
-
-
-def additions(entries: Iterable[Entry]) -> list[Addition]:
-    """Return what the entries add. An entry that is not valid adds nothing."""
-    found = (_addition(kind, data) for _, kind, data in entries if kind in _KINDS)
-    return [addition for addition in found if addition is not None]
-
-
-def _addition(kind: str, data: bytes) -> Addition | None:
-    try:
-        counting = _decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    if counting.added is None:
-        return None
-    if counting.added is not msgspec.UNSET:
-        return Addition(counting.caller, counting.added)
-    if kind != TURN_ENDED or counting.by == "withdrawn":
-        return None
-    tokens = tokens_in(counting.usage) or Tokens()
-    return Addition(None, Usage(tokens, counting.cost, turns=1))
 
 
 def day_of(at: float) -> str:

@@ -105,6 +105,7 @@ class Session(BlockingSession):
         key: str | None = None,
         schema: Mapping[str, Any] | None = None,
         rules: Mapping[str, str] | None = None,
+        caller: str | None = None,
         timeout: float | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
@@ -116,6 +117,7 @@ class Session(BlockingSession):
         `key`: idempotency key; a key that was used before returns the turn of that first ask.
         `schema`: JSON schema; the outcome has a value that fits it (`structured`), or is FAILED.
         `rules`: rules for the tools of this turn, which take precedence over the session's rules.
+        `caller`: the person or program that wants the turn; its usage is counted under this name.
 
         Withdraws the ask on Ctrl-C, or if it is not accepted within `timeout` seconds.
         """
@@ -130,6 +132,7 @@ class Session(BlockingSession):
                     key=key,
                     schema=schema,
                     rules=rules,
+                    caller=caller,
                 ),
                 timeout=timeout,
                 undo=self._inner.let_go,
@@ -146,6 +149,7 @@ class Session(BlockingSession):
         key: str | None = None,
         schema: Mapping[str, Any] | None = None,
         rules: Mapping[str, str] | None = None,
+        caller: str | None = None,
         timeout: float | None = None,
     ) -> Outcome:
         """Ask for one turn, and wait for its outcome. The parameters are those of `ask`.
@@ -163,6 +167,7 @@ class Session(BlockingSession):
                     key=key,
                     schema=schema,
                     rules=rules,
+                    caller=caller,
                 )
             ),
             timeout=timeout,

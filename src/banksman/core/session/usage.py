@@ -60,6 +60,16 @@ class Usage(Struct, frozen=True):
             self.turns - other.turns,
         )
 
+    def most(self, other: Usage) -> Usage:
+        """Return the larger number of each kind."""
+        usds = [usd for usd in (self.usd, other.usd) if usd is not None]
+        return Usage(
+            self.tokens.most(other.tokens),
+            max(usds, default=None),
+            max(self.working_seconds, other.working_seconds),
+            max(self.turns, other.turns),
+        )
+
 
 NO_USAGE = Usage()
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
-
-from banksman import Kind, Outcome, Receipt, Usage
+from banksman import Kind, Outcome, Receipt
 from banksman.errors import NotFound
+from banksman.server.api import usage_routes
 from banksman.server.api.messages import turn_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
-from banksman.server.api.messages.common_messages import Tokens as TokensMessage
-from banksman.server.api.messages.common_messages import Usage as UsageMessage
 from banksman.server.api.route import HttpAnswer, OwnerFallback, Route, RouteCall
 from banksman.server.context import Context
 from banksman.sessions.questions import Question
@@ -132,16 +129,7 @@ def shown(outcome: Outcome) -> messages.Outcome:
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         durable=outcome.durable,
-        used=None if outcome.used is None else usage(outcome.used),
-    )
-
-
-def usage(used: Usage) -> UsageMessage:
-    return UsageMessage(
-        tokens=TokensMessage(*msgspec.structs.astuple(used.tokens)),
-        usd=used.usd,
-        working_seconds=used.working_seconds,
-        turns=used.turns,
+        used=None if outcome.used is None else usage_routes.shown(outcome.used),
     )
 
 

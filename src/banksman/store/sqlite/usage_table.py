@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.event import Entry
 from banksman.core.session.usage import Usage
+from banksman.core.session.usage_events import additions
 from banksman.errors import StoreDamaged
 from banksman.store.log import UsageRow
 from banksman.store.sqlite.operations import WriterContext
 from banksman.store.sqlite.pages import unpacked
 from banksman.store.sqlite.tables import has_usage
-from banksman.store.usage import UsageQuery, additions, day_of, sorted_rows
+from banksman.store.usage import UsageQuery, day_of, sorted_rows
 
 log = logging.getLogger("banksman")
 
