@@ -92,12 +92,12 @@ async def test_usage_of_ended_turns_is_counted(written: Written, store: str) -> 
     """The version that wrote the store counted no usage. It is counted from the agent's own reports."""
     known = {row["session"] for row in written.rows("session")} - set(OPEN)
     events = [json.loads(row["data"]) for id in known for row in written.events(id) if row["kind"] == "turn.ended"]
-    reports = [data["usage"] for data in events if data["by"] != "withdrawn"]
+    reports: list[dict[str, int]] = [data["usage"] or {} for data in events if data["by"] != "withdrawn"]
     assert reports
     async with Host(store) as host:
         found = [row.usage for row in await host.usage("session") if row.key in known]
     assert sum(usage.turns for usage in found) == len(reports)
-    assert sum(usage.tokens.input for usage in found) == sum((usage or {}).get("input_tokens", 0) for usage in reports)
+    assert sum(usage.tokens.input for usage in found) == sum(usage.get("input_tokens", 0) for usage in reports)
 
 
 @pytest.mark.parametrize("session", OPEN)
