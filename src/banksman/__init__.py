@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from banksman.commands.output_watch import Match
     from banksman.commands.result import Ended, Finished, Step
     from banksman.core.dialects.meaning import BackgroundTask
+    from banksman.core.dialects.tokens import Tokens
     from banksman.core.process_facts import Survivor, Swept
     from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL, Priority
     from banksman.core.session.event import Event
     from banksman.core.session.outcome import By, Kind, Outcome, Receipt
+    from banksman.core.session.usage import Usage
     from banksman.errors import (
         AgentError,
         BanksmanError,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from banksman.sessions.status import Status
     from banksman.sessions.tools import Tool, tool
     from banksman.sessions.turn import Turn
+    from banksman.store.log import UsageRow
 
 __version__ = "0.1.0"
 
@@ -68,6 +71,9 @@ _HOMES = {
     "core.session.event": ("Event",),
     "core.process_facts": ("Survivor", "Swept"),
     "core.session.outcome": ("By", "Kind", "Outcome", "Receipt"),
+    "core.session.usage": ("Usage",),
+    "core.dialects.tokens": ("Tokens",),
+    "store.log": ("UsageRow",),
     "errors": (
         *(
             "AgentError",
@@ -161,9 +167,12 @@ __all__ = [
     "StoreTooNew",
     "Survivor",
     "Swept",
+    "Tokens",
     "Tool",
     "Turn",
+    "Usage",
     "UsageError",
+    "UsageRow",
     "execute",
     "raise_fd_limit",
     "shutdown",

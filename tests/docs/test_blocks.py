@@ -115,6 +115,8 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/operator.md", "# prometheus.yml"): scrape,
     ("docs/how-to/operator.md", "umask 077"): shell(setup=["banksman run claude hello"], replace={"/backup/": "~/"}),
     ("docs/how-to/operator.md", "banksman drain"): shell(setup=["banksman serve"], prints="Banksman is at"),
+    ("docs/how-to/usage.md", "$ banksman run"): shell(prints="CALLER"),
+    ("docs/how-to/usage.md", "import asyncio"): python(prints="alice 1 10"),
     ("docs/how-to/web-ui.md", "pip install"): WEB_UI,
     ("docs/how-to/web-ui.md", "import os"): WEB_UI,
     ("docs/how-to/web-ui.md", "<!doctype html>"): WEB_UI,

@@ -75,6 +75,13 @@ def add_cwd(parser: Parser) -> None:
     )
 
 
+def add_caller(parser: Parser) -> None:
+    """Add the flag --caller."""
+    parser.add_argument(
+        "--caller", metavar="NAME", help="count the usage of the turn under this name"
+    )
+
+
 def ask_to_open(
     client: Client,
     arguments: argparse.Namespace,
@@ -110,7 +117,7 @@ def _whole(folder: str) -> str:
 
 
 def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Build the body of an ask: `prompt`, `priority`, `deadline` and, if it is set, `on_busy`."""
+    """Build the body of an ask: `prompt`, `priority`, and those of its options that are set."""
     prompt: str | None = arguments.prompt
     body: dict[str, Any] = {"prompt": _on_stdin() if prompt in (None, "-") else prompt}
     if arguments.priority is not None:
@@ -122,6 +129,8 @@ def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
         body["on_busy"] = arguments.on_busy
     if arguments.deadline is not None:
         body["deadline"] = arguments.deadline
+    if arguments.caller is not None:
+        body["caller"] = arguments.caller
     return body
 
 

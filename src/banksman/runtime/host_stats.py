@@ -19,6 +19,7 @@ from banksman.runtime.base_host import Host
 from banksman.sessions.diagnostics import TurnTimes
 
 if TYPE_CHECKING:
+    from banksman.core.session.usage import Usage
     from banksman.sessions.registry import SessionRegistry
     from banksman.store.log import Owner
 
@@ -56,6 +57,7 @@ class HostStats:
     - `counters` and `turns`, of sessions (see `CountTotals`).
     - `store`, of the log (see `Log.counters`).
     - `commands_ended`, by reason.
+    - `usage`, by agent.
     - `swept`, `survivors` and `output_dropped`, of commands and agents.
     """
 
@@ -74,6 +76,7 @@ class HostStats:
     swept: int = 0
     survivors: int = 0
     output_dropped: int = 0
+    usage: Mapping[str, Usage] = field(default_factory=dict[str, "Usage"])
 
 
 def take(host: Host) -> HostStats:
@@ -144,6 +147,7 @@ def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
         counters=counters,
         turns=sessions.totals.turns(),
         times=sessions.totals.times(),
+        usage=sessions.totals.usage(),
         store=sessions.store.counters(),
         swept=stats.swept + counters["swept"],
         survivors=stats.survivors + counters["survivors"],

@@ -84,6 +84,8 @@ ON_PREEMPT = ("end", "requeue")
 _CAPABILITIES = {"image": "images", "audio": "audio"}
 # Far more classes than a person can distinguish.
 PRIORITY_MAX = 1_000_000
+# Long enough for a name, an address or a UUID.
+CALLER_CHARACTERS_MAX = 200
 # Options arrive from Python and as JSON.
 _OFF_HINT = "use None (JSON: null) to turn it off"
 # -- how a session is opened -----------------------------------------------------------------------
@@ -243,6 +245,7 @@ class AskChecks:
         hold: str | None = None,
         deadline: Any = None,
         wall: float = 0.0,
+        caller: Any = None,
     ) -> Ask:
         """Check the arguments of an ask and return the ask. `wall`: the Unix time at `at`."""
         if on_busy not in ON_BUSY:
@@ -255,6 +258,7 @@ class AskChecks:
             hint = "use text that stays the same when the ask is repeated"
             raise UsageError(f"key cannot be {key!r:.60}", hint=hint)
         seconds = _checked_deadline(deadline)
+        check_caller(caller)
         if on_busy == "steer":
             self._check_steering(schema, rules)
         if schema is not None:
@@ -285,6 +289,7 @@ class AskChecks:
             schema=schema,
             deadline=None if seconds is None else wall + seconds,
             due=None if seconds is None else at + seconds,
+            caller=caller,
         )
 
     def check_setting(self, name: str, value: Any) -> None:
@@ -331,6 +336,19 @@ def _checked_deadline(deadline: Any) -> float | None:
         hint = f"use seconds from now, more than 0 and at most {SECONDS_MAX:.0f}, or None"
         raise UsageError(f"deadline cannot be {deadline!r:.60}", hint=hint)
     return float(deadline)
+
+
+def check_caller(caller: Any) -> None:
+    """Raise `UsageError` if usage cannot be counted under this name; None means no name."""
+    if caller is None:
+        return
+    if (
+        not isinstance(caller, str)
+        or not 1 <= len(caller) <= CALLER_CHARACTERS_MAX
+        or not caller.isprintable()
+    ):
+        hint = f"use 1 to {CALLER_CHARACTERS_MAX} printable characters"
+        raise UsageError(f"caller cannot be {caller!r:.60}", hint=hint)
 
 
 def priority_of(value: Any) -> int:

@@ -61,7 +61,7 @@ from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
 from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
 from banksman.sessions.agent_process import DrivenProcess, Spawn
-from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes
+from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes, UsageCount
 from banksman.sessions.frame_reader import FrameReader
 from banksman.sessions.log_writer import LogWriter
 from banksman.sessions.outcome_listener import OutcomeListener, tell
@@ -97,6 +97,7 @@ class Driver:
         self.id = id
         self.counters = Counters()
         self.turn_times = TurnTimes()
+        self.usage = UsageCount()
         self.recorder = Recorder()
         self.last_in: float | None = None
         self.last_out: float | None = None
@@ -227,6 +228,7 @@ class Driver:
         match effect:
             case Append(entries=entries):
                 self.turn_times.note(entries, self.now())
+                self.usage.note(entries)
                 self._log_writer.append(entries)
                 if self._log_writer.is_behind:
                     self.on_backlog()

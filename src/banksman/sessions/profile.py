@@ -87,6 +87,7 @@ _QUIRKS = frozenset(
         "error_texts",
         "silence_is_error",
         "recites_late",
+        "usage_is_total",
         "serves",
         "note",
     )
@@ -397,6 +398,7 @@ def _quirks(table: ProfileTable) -> Quirks:
         silence_is_error=table.flag("silence_is_error"),
         serves=table.words("serves", SERVICES, among=SERVICES),
         recites_late=table.flag("recites_late"),
+        usage_is_total=table.flag("usage_is_total"),
     )
 
 

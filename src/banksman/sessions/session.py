@@ -146,6 +146,7 @@ class Session(SessionLifecycle):
         schema: Mapping[str, Any] | None = None,
         rules: Mapping[str, str] | None = None,
         deadline: float | None = None,
+        caller: str | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
 
@@ -161,10 +162,13 @@ class Session(SessionLifecycle):
         interrupted (INTERRUPTED). Both outcomes have `clock="deadline"`. A turn that several asks
         share ends only when all of them are past their deadlines or withdrawn. With a used `key`,
         the deadline of the first ask counts.
+        `caller`: the person or program that wants the turn; its usage is counted under this name.
         """
         if isinstance(key, str):
             # The log stores the redacted key, and a redacted key would not match the next ask.
             check_no_secret("key", key, self._redactor)
+        if isinstance(caller, str):
+            check_no_secret("caller", caller, self._redactor)
         owned = await self._own()
         ask = self._checks.ask(
             prompt,
@@ -178,6 +182,7 @@ class Session(SessionLifecycle):
             hold=current_hold(self.id),
             deadline=deadline,
             wall=time.time(),
+            caller=caller,
         )
         known = owned.keys.get(key)
         if known is not None and known[0].was_never_sent:

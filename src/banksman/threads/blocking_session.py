@@ -113,6 +113,7 @@ class Session(BlockingSession):
         schema: Mapping[str, Any] | None = None,
         rules: Mapping[str, str] | None = None,
         deadline: float | None = None,
+        caller: str | None = None,
         timeout: float | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
@@ -129,6 +130,7 @@ class Session(BlockingSession):
         interrupted (INTERRUPTED). Both outcomes have `clock="deadline"`. A turn that several asks
         share ends only when all of them are past their deadlines or withdrawn. With a used `key`,
         the deadline of the first ask counts.
+        `caller`: the person or program that wants the turn; its usage is counted under this name.
 
         Withdraws the ask on Ctrl-C, or if it is not accepted within `timeout` seconds.
         """
@@ -144,6 +146,7 @@ class Session(BlockingSession):
                     schema=schema,
                     rules=rules,
                     deadline=deadline,
+                    caller=caller,
                 ),
                 timeout=timeout,
                 undo=self._inner.let_go,
@@ -161,6 +164,7 @@ class Session(BlockingSession):
         schema: Mapping[str, Any] | None = None,
         rules: Mapping[str, str] | None = None,
         deadline: float | None = None,
+        caller: str | None = None,
         timeout: float | None = None,
     ) -> Outcome:
         """Ask for one turn, and wait for its outcome. The parameters are those of `ask`.
@@ -179,6 +183,7 @@ class Session(BlockingSession):
                     schema=schema,
                     rules=rules,
                     deadline=deadline,
+                    caller=caller,
                 )
             ),
             timeout=timeout,

@@ -115,7 +115,7 @@ BROKEN_PIPE, NO_START, NO_STORE = (
 
 # Events that may happen, with a maximum count in each scenario.
 BUDGETS = (
-    *("own", "stray", "unacknowledged", "missing", "merge", "question", "task", "unanswered"),  # the agent
+    *("own", "stray", "unacknowledged", "missing", "merge", "question", "task", "unanswered", "use"),  # the agent
     *("exit", "cut", "unstartable"),  # the agent's process and pipe
     *("fail", "fenced"),  # the log
     *("late",),  # a fact that arrives after the end of its subject

@@ -23,7 +23,8 @@ from tests.core.session.talk import TELLING, Talk
 from tests.core.session.toy import Manners
 
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.dialects.meaning import Replied, Requested, RequestPurpose, TurnOpened, TurnOver
+from banksman.core.dialects.meaning import Replied, Requested, RequestPurpose, TurnOpened, TurnOver, UsageReported
+from banksman.core.dialects.tokens import Tokens
 from banksman.core.process_facts import Exited, Started, StartFailed, WriteFailed
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
@@ -207,6 +208,7 @@ def _costs_and_settings() -> Told:
         talk.tell(SettingAsked(0.0, f"c{number}", name, value))
         talk.mean(Replied(f"setting-1-{number}"))
     talk.mean(TurnOpened(origin="task", can_interrupt=True))
+    talk.mean(UsageReported("c1", Tokens(5, 1)))
     talk.mean(TurnOver(origin="task", text="own", spent=2.5))
     # The conversation overflows: the next one begins empty.
     talk.serve(ask("c", NORMAL), is_error=True, is_overflow=True)

@@ -28,7 +28,7 @@ from tests.core.session import (
     test_watchdogs_session,
 )
 
-from banksman.core.dialects.meaning import Replied, Thought, TurnOver
+from banksman.core.dialects.meaning import Replied, Thought, TurnOver, UsageReported
 from banksman.core.session import (
     agent_conversation,
     agent_output,
@@ -46,6 +46,7 @@ from banksman.core.session import (
     timers,
     tool_cleanup,
     turn_end,
+    usage,
     watchdogs,
 )
 from banksman.core.session import event as kinds
@@ -71,6 +72,7 @@ from banksman.core.session.state import (
 )
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
+from banksman.core.session.usage import NO_USAGE, Usage
 from banksman.core.session.watchdogs import ClockName
 from banksman.errors import Closed
 
@@ -103,6 +105,34 @@ def _mutant(name: str, where: object, function: str, found_by: str | Callable[[]
         return wrong
 
     return register
+
+
+# -- usage -----------------------------------------------------------------------------------------------------------
+@_mutant("usage forgotten on replay", pasts, "_count", "usage")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def count(state: Session, event: Event) -> Session:
+        return state
+
+    return count
+
+
+@_mutant("usage counted by each ask of a turn", turn_end, "_counted", "usage of collected asks")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(turn: Turn | None, used: Usage | None) -> dict[str, object]:
+        return {"added": used, "caller": None} if turn is None else right(turn, used)
+
+    return counted
+
+
+@_mutant("reported usage counted again at the end", usage, "report", "usage")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def report(work: Transition, report: UsageReported) -> None:
+        right(work, report)
+        turn = work.state.speaking
+        if turn is not None:
+            work.set_turn(replace(turn, meter=replace(turn.meter, logged=NO_USAGE)))
+
+    return report
 
 
 # -- assignment of boundaries ----------------------------------------------------------------------------------------

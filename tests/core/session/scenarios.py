@@ -133,6 +133,11 @@ SCENARIOS = {
         scenario("an idle process, closed", USUAL, lazy="log start", close=1, config=_IDLE),
         scenario("an eviction", LOW, PATIENT, URGENT, lazy="start", evict=1),
         scenario("an eviction and an own turn", USUAL, evict=1, own=1, task=1),
+        scenario("usage", USUAL, use=2, crash=1, interrupt=1),
+        scenario("usage of an own turn", USUAL, use=1, own=1, crash=1),
+        scenario("usage of collected asks", FIRST, SECOND, use=1, exit=1),
+        scenario("usage of a steered turn", USUAL, STEER, use=1),
+        scenario("usage of a turn that is asked again", PATIENT, URGENT, use=1),
         scenario("tasks in the background", LOW, URGENT, task=1, evict=1, config=_IDLE),
         scenario("a process that is old", LOW, URGENT, task=1, config={"recycle_seconds": 0.0}),
         scenario("a process that has saved", LAST, USUAL, interrupt=1),
@@ -170,6 +175,7 @@ QUICK = frozenset(
     (
         *("a hold, closed", "a leave, steered and merged", "a question that nobody answers", "an exit"),
         *("an own turn and a log that fails", "late facts", "three asks", "who interrupts and who is refused"),
+        *("usage", "usage of collected asks"),
     )
 )
 assert SCENARIOS.keys() > QUICK

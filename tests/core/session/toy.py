@@ -33,7 +33,9 @@ from banksman.core.dialects.meaning import (
     TasksChanged,
     TurnOpened,
     TurnOver,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.permissions import Decision, Verdict
 
 OWN = "own"
@@ -62,6 +64,8 @@ def _meaning(line: bytes) -> Meaning | None:
             return PromptSettled(rest[0], is_cancelled=word == "cancelled")
         case "tasks":
             return TasksChanged(tuple(BackgroundTask(name) for name in rest))
+        case "used":
+            return UsageReported(rest[0], Tokens(int(rest[1])))
         case "ask":
             return Requested(rest[0], RequestPurpose.PERMISSION, "can_use_tool", "saw")
         case "text":
@@ -269,6 +273,9 @@ def _work(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
     yield from _end(agent, over, manners, budget)
     if not agent.has_question and not agent.is_aborting and budget.get("question"):
         yield Said((b"ask q1",), agent._replace(has_question=True), "question")
+    if budget.get("use"):
+        # Each report is about another model call.
+        yield Said((f"used c{budget['use']} 5".encode(),), agent, "use")
 
 
 def _end(agent: Agent, over: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:

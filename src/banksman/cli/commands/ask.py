@@ -16,6 +16,7 @@ from banksman.cli.client.client import segment
 from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import (
     ServerParser,
+    add_caller,
     add_cwd,
     add_deadline,
     ask_to_open,
@@ -57,6 +58,7 @@ def parser() -> ServerParser:
         "--key", metavar="KEY", help="idempotency key: an ask with the same key is the same turn"
     )
     add_deadline(flags)
+    add_caller(flags)
     flags.add_argument(
         "--no-wait",
         action="store_true",

@@ -24,6 +24,7 @@ from banksman.cli.client.client import Client, segment
 from banksman.cli.output import as_line, is_terminal, say_aside
 from banksman.cli.server_command import (
     ServerParser,
+    add_caller,
     add_cwd,
     add_deadline,
     ask_to_open,
@@ -83,6 +84,7 @@ def parser() -> ServerParser:
     flags.add_argument(
         "--priority", metavar="P", help="interactive, normal, background, or a number"
     )
+    add_caller(flags)
     flags.add_argument(
         "--timeout",
         type=float,

@@ -14,6 +14,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from banksman.core.dialects.tokens import Tokens
+
 
 class Noise(Struct, frozen=True):
     """Bytes without progress: a line that is no frame of the dialect, or an empty one.
@@ -26,13 +28,26 @@ class Thought(Struct, frozen=True):
     """The agent shows that it is thinking. It is alive, but endless thinking is no progress."""
 
 
+class UsageReported(Struct, frozen=True):
+    """Usage of one model call, as far as the agent knows it. The boundary has the final counts.
+
+    `call`: the id of the model call; several reports may concern one call. `tokens`: the tokens of
+    the call until now. `spent`: see `TurnOver`.
+    """
+
+    call: str = ""
+    tokens: Tokens | None = None
+    spent: float | None = None
+
+
 class ToolBegan(Struct, frozen=True):
     """The agent waits for its tools, which may be silent while they run.
 
-    A compaction counts as a tool.
+    A compaction counts as a tool. `reported`: the usage of the model call that wants the tools.
     """
 
     calls: tuple[str, ...]
+    reported: UsageReported | None = None
 
 
 class ToolEnded(Struct, frozen=True):
@@ -94,7 +109,7 @@ class TurnOver(Struct, frozen=True):
     `is_overflow`: the conversation exceeds the model's context, and will again next time.
     `structured`: the answer as a value, if the ask wanted one. `spent`: the cost of the whole
     conversation until now. `cost`: the cost of this turn, if the agent reports it. If not, the
-    session computes it.
+    session computes it. `usage`: the agent's own report. `tokens`: the tokens of this turn in it.
     """
 
     refs: tuple[str, ...] = ()
@@ -110,6 +125,7 @@ class TurnOver(Struct, frozen=True):
     usage: Mapping[str, Any] | None = None
     spent: float | None = None
     cost: float | None = None
+    tokens: Tokens | None = None
 
 
 class PromptSettled(Struct, frozen=True):
@@ -198,4 +214,5 @@ Meaning = (
     | RequestWithdrawn
     | Forgot
     | NeedsConversation
+    | UsageReported
 )

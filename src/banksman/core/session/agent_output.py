@@ -40,6 +40,7 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOpened,
     TurnOver,
+    UsageReported,
 )
 from banksman.core.session import (
     agent_conversation,
@@ -49,6 +50,7 @@ from banksman.core.session import (
     questions,
     settings,
     turn_end,
+    usage,
     watchdogs,
 )
 from banksman.core.session import event as kinds
@@ -58,6 +60,7 @@ from banksman.core.session.facts import FramesRead, Timer
 from banksman.core.session.state import ProcessPhase, PromptNaming, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
+from banksman.core.session.usage import Meter
 from banksman.core.session.watchdogs import ClockName
 from banksman.errors import AgentError
 
@@ -116,7 +119,9 @@ def hear(work: Transition, meaning: Meaning) -> None:
     match meaning:
         case Noise() | Thought():
             pass
-        case ToolBegan(calls=calls):
+        case ToolBegan(calls=calls, reported=reported):
+            if reported is not None:
+                usage.report(work, reported)
             _use_tools(work, began=calls)
         case ToolEnded(calls=calls):
             _use_tools(work, ended=calls)
@@ -145,6 +150,8 @@ def hear(work: Transition, meaning: Meaning) -> None:
             # process_life.py.
             work.set_process(has_forgotten=True)
             work.stop_process(AgentError(error))
+        case UsageReported():
+            usage.report(work, meaning)
         case NeedsConversation():
             raise AssertionError("the reader resolves this meaning")
 
@@ -238,10 +245,11 @@ def _our_prompt_was_named(work: Transition, refs: tuple[str, ...], *, is_opened:
     if boundary is not None and not boundary.refs and turn.settled is None and turn.ref in refs:
         # The supposed boundary came before the agent had begun with the prompt. It ended other
         # work.
-        turn = replace(turn, boundary=None)
+        meter = turn.meter
+        turn = replace(turn, boundary=None, meter=Meter())
         work.cancel_timer(Timer.SETTLE, turn.key)
         work.set_turn(replace(turn, wish=None))
-        _log_own_episode(work, boundary)
+        _log_own_episode(work, boundary, meter)
         if turn.wish is not None:
             turn_end.stop(work, replace(turn, wish=None), turn.wish, turn.clock)
         return True
@@ -268,11 +276,17 @@ def _open_own(work: Transition, origin: str | None, refs: tuple[str, ...] = ()) 
     # fact.
 
 
-def _log_own_episode(work: Transition, boundary: TurnOver) -> None:
-    """Log an agent-initiated turn whose boundary is the first sign of it."""
+def _log_own_episode(work: Transition, boundary: TurnOver, meter: Meter | None = None) -> None:
+    """Log an agent-initiated turn whose boundary is the first sign of it.
+
+    `meter`: what was counted for the granted turn until now, and belongs to this one.
+    """
     if work.state.own is None:
         _open_own(work, boundary.origin, boundary.refs)
     own = work.state.own
+    if own is not None and meter is not None:
+        own = replace(own, meter=meter)
+        work.set_turn(own)
     # If the boundary names a prompt that this turn never named, it repeats the end of an older
     # turn.
     if own is not None and (not boundary.refs or set(boundary.refs) & set(own.heard)):

@@ -125,6 +125,7 @@ def _log_queued(work: Transition, ask: Ask, leader: Turn | None = None) -> None:
         is_last=ask.is_last,
         into=None if leader is None else leader.id,
         deadline=ask.deadline,
+        caller=ask.caller,
     )
     if ask.due is not None:
         work.do(StartTimer(ask.due, (Timer.DEADLINE, ask.id)))

@@ -26,6 +26,7 @@ from banksman.core.session.event import Entry, entry
 from banksman.core.session.history import OpenQuestion, SessionHistory
 from banksman.core.session.outcome import By, Kind
 from banksman.core.session.turn import Turn
+from banksman.core.session.usage import Usage, caller_of
 from banksman.core.wire.redaction import REDACTED
 
 MAIMED = "the log does not keep the secret in the prompt: ask again"
@@ -58,9 +59,29 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
     if session.own is not None:
         own = session.own
         entries.append(
-            _ended(past, own.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None, origin=own.origin)
+            _ended(
+                past,
+                own.id,
+                Kind.UNKNOWN,
+                By.EXIT,
+                ERROR,
+                spent=None,
+                counts=own,
+                origin=own.origin,
+            )
         )
-    entries += [_ended(past, ask.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None) for ask in unknown]
+    entries += [
+        _ended(
+            past,
+            ask.id,
+            Kind.UNKNOWN,
+            By.EXIT,
+            ERROR,
+            spent=None,
+            counts=session.turn if index == 0 else None,
+        )
+        for index, ask in enumerate(unknown)
+    ]
     if session.process.tasks:
         entries.append(entry(None, kinds.TASKS_CHANGED, tasks=()))
     if not entries and not swept:
@@ -100,8 +121,11 @@ def _ended(
     error: str | None,
     *,
     spent: float | None,
+    counts: Turn | None = None,
     **more: object,
 ) -> Entry:
+    # The reports of the agent are in the log and are counted. Later usage is unknown.
+    once = Usage(turns=1)
     return entry(
         id,
         kinds.TURN_ENDED,
@@ -117,4 +141,7 @@ def _ended(
         error=error,
         clock=None,
         **more,
+        used=None if counts is None else counts.meter.logged.plus(once),
+        added=None if counts is None else once,
+        caller=None if counts is None else caller_of(counts),
     )

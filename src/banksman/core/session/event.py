@@ -57,6 +57,8 @@ SESSION_CLOSED = "session.closed"
 SESSION_LEFT = "session.left"
 CLOCK_WARNING = "clock.warning"
 TASKS_CHANGED = "tasks.changed"  # the background tasks that the agent's process has now
+# the usage of the open turn so far, and the part of it (`added`) that no earlier event has
+USAGE_REPORTED = "usage.reported"
 # Created for one reader, never stored: the events that retention has removed.
 STREAM_GAP = "stream.gap"
 

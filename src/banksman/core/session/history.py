@@ -29,6 +29,7 @@ from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
+from banksman.core.session.usage import Usage
 from banksman.errors import StoreTooNew
 
 _FRAMES = kinds.FRAMES
@@ -101,6 +102,8 @@ def fold_event(state: Session, event: Event) -> Session:
             return replace(
                 ended, spent=body["spent"], cost=body["cost_in_all"], is_adopted=is_adopted
             )
+        case kinds.USAGE_REPORTED:
+            return _count(state, event)
         case kinds.QUEUE_CHANGED:
             assert turn is not None
             return replace(state, queue=ask_queue.move(state.queue, turn, event.body["before"]))
@@ -175,7 +178,9 @@ def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
         rules=tuple((name, Verdict(verdict)) for name, verdict in body["rules"]),
         schema=body["schema"],
         is_last=body["is_last"],
-        deadline=body.get("deadline"),  # Older events do not have it.
+        # Events of earlier versions lack both.
+        deadline=body.get("deadline"),
+        caller=body.get("caller"),
     )
     if body.get("into") is not None:
         return replace(state, queue=ask_queue.join(state.queue, body["into"], ask))
@@ -207,6 +212,17 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
     return replace(
         state, queue=queue, turn=replace(waiting, phase=TurnPhase.STARTING, attempt=body["attempt"])
     )
+
+
+def _count(state: Session, event: Event) -> Session:
+    """Add a report of usage to the open turn that it belongs to."""
+    added = msgspec.convert(event.body["added"], Usage)
+    for name in ("turn", "own"):
+        turn: Turn | None = getattr(state, name)
+        if turn is not None and turn.id == event.turn:
+            meter = replace(turn.meter, logged=turn.meter.logged.plus(added))
+            return replace(state, **{name: replace(turn, meter=meter)})
+    return state
 
 
 def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:

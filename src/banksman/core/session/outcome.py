@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from banksman.core.dialects.meaning import BackgroundTask
+from banksman.core.session.usage import Usage
 from banksman.errors import AgentError, BanksmanError
 
 
@@ -52,7 +53,8 @@ class Outcome:
 
     `clock`: the watchdog that ended the turn, if one did, or "deadline". `durable` False: the log
     could not be written. `background`: the agent's background tasks that still ran when the turn
-    ended. Only some agents report them.
+    ended. Only some agents report them. `usage`: tokens as the agent counts them. `used`: tokens,
+    cost and working time in one form for all agents; None if the prompt was not sent.
     """
 
     DONE: ClassVar[Kind] = Kind.DONE
@@ -73,6 +75,7 @@ class Outcome:
     clock: str | None = None
     durable: bool = True
     background: tuple[BackgroundTask, ...] = ()
+    used: Usage | None = None
 
 
 def outcome_of(body: Mapping[str, Any]) -> Outcome:
@@ -87,8 +90,9 @@ def outcome_of(body: Mapping[str, Any]) -> Outcome:
         cost=body["cost"],
         error=None if error is None else AgentError(error),
         clock=body["clock"],
-        # Older events do not have it.
+        # Events of earlier versions lack both.
         background=tasks_of(body.get("background", ())),
+        used=msgspec.convert(body.get("used"), Usage | None),
     )
 
 

@@ -274,6 +274,8 @@ class Transition:
         if turn is not None and turn.phase is TurnPhase.RUNNING:
             has_question = any(question.turn == turn.id for question in self.state.questions)
             has_tool = bool(turn.tools)
+            turn = replace(turn, meter=turn.meter.paused(self.at, has_question=has_question))
+            self.set_turn(turn)
             self.set(
                 clocks=watchdogs.attend(
                     self.state.clocks, self.at, has_tool=has_tool, has_question=has_question

@@ -30,6 +30,7 @@ from msgspec.structs import replace
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.dialects.meaning import PromptSettled, TurnOver
 from banksman.core.session.permissions import Rules
+from banksman.core.session.usage import Meter
 
 
 class TurnPhase(enum.StrEnum):
@@ -104,6 +105,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     # `due`, because another process has another clock: see `ask_queue.restart_waits`.
     deadline: float | None = None
     due: float | None = None
+    # The person or program that wants the turn. Its usage is counted under this name.
+    caller: str | None = None
 
 
 class Turn(Struct, frozen=True, kw_only=True):
@@ -161,6 +164,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     boundary: TurnOver | None = None
     # Until this time, further frames delay the end; None: they do not.
     quiet_until: float | None = None
+    # Its usage until now.
+    meter: Meter = Meter()
 
     @property
     def key(self) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from banksman.core import json_schema
 from banksman.core.dialects.meaning import Replied, TurnOver
-from banksman.core.session import ask_queue, questions, tool_cleanup, watchdogs
+from banksman.core.session import ask_queue, questions, tool_cleanup, usage, watchdogs
 from banksman.core.session import event as kinds
 from banksman.core.session import turn as turns
 from banksman.core.session.effects import GiveReceipt, Resolve
@@ -21,6 +21,7 @@ from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.state import AgentTurnEnded, Mode, ProcessPhase, Replacement
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
+from banksman.core.session.usage import Usage
 from banksman.errors import AgentError, BanksmanError, Closed
 
 # Outcome of a stopped turn, by the cause of the stop.
@@ -179,6 +180,7 @@ def end(
     """End a granted turn, and remove it from the state."""
     turn.moved(Move.END)  # Asserts that the phase allows it.
     boundary = boundary or TurnOver()
+    used = None if by is By.WITHDRAWN else usage.final(turn, boundary, work.at)
     for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
         # An acknowledgement that is still pending holds back the next prompt. So its timer stays:
         # see `timers`.
@@ -202,13 +204,15 @@ def end(
         error=error,
         clock=turn.clock if is_stopped or kind is Kind.WITHDRAWN else None,
         background=work.state.process.tasks if by is By.BOUNDARY else (),
+        used=used,
     )
     if turn.is_own:
         work.set(own=None)
         if work.state.turn is None or not work.state.turn.is_open:
             work.set(clocks=())
         # Many agents name the origin of their own turn only at its end.
-        log_ended(work, turn.id, outcome, by, origin=boundary.origin or turn.origin)
+        origin = boundary.origin or turn.origin
+        log_ended(work, turn.id, outcome, by, counts=turn, origin=origin)
         work.after_commit(AgentTurnEnded(turn.id, turn.seq))
     else:
         _end_ours(work, turn, outcome, by, boundary)
@@ -248,10 +252,11 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
     _requeue_unsent(work, turn)
     steered = tuple(ask for ask in turn.steered if ask not in coming and ask.id not in turn.unsent)
     for ask in steered if is_requeued else (turn.ask, *turn.joined, *steered):
-        _end_ask(work, ask, outcome, by)
+        _end_ask(work, ask, outcome, by, counts=turn if ask is turn.ask else None)
     if is_requeued:
         again = turn.requeued()
-        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
+        counted = _counted(turn, outcome.used)
+        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted)
         work.set(queue=ask_queue.requeue(work.state.queue, again))
     if coming:
         first, *others = coming
@@ -290,6 +295,7 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         error=error,
         background=work.state.process.tasks,
     )
+    turn = replace(turn, meter=turn.meter.bounded(boundary))
     for ask in named:
         _end_ask(work, ask, outcome, By.BOUNDARY)
     work.set_turn(
@@ -358,8 +364,10 @@ def end_queued(
     _end_ask(work, ask, Outcome(kind=kind, error=error, clock=clock), By.WITHDRAWN)
 
 
-def _end_ask(work: Transition, ask: Ask, outcome: Outcome, by: By) -> None:
-    log_ended(work, ask.id, outcome, by)
+def _end_ask(
+    work: Transition, ask: Ask, outcome: Outcome, by: By, *, counts: Turn | None = None
+) -> None:
+    log_ended(work, ask.id, outcome, by, counts=counts)
     work.after_commit(Resolve(ask.id, outcome))
     forget_deadline(work, ask)
 
@@ -370,8 +378,30 @@ def forget_deadline(work: Transition, ask: Ask) -> None:
         work.cancel_timer(Timer.DEADLINE, ask.id)
 
 
-def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: object) -> None:
-    """Log the end of a turn or an ask with its outcome."""
+def _counted(turn: Turn | None, used: Usage | None) -> dict[str, object]:
+    """Return the members by which the end of a turn adds to the usage of the session.
+
+    None: the end of another ask of the same turn adds it.
+    """
+    if turn is None or used is None:
+        return {"added": None, "caller": None}
+    return {"added": used.minus(turn.meter.logged), "caller": usage.caller_of(turn)}
+
+
+def log_ended(
+    work: Transition,
+    id: str,
+    outcome: Outcome,
+    by: By,
+    *,
+    counts: Turn | None = None,
+    **more: object,
+) -> None:
+    """Log the end of a turn or an ask with its outcome.
+
+    `counts`: the turn whose usage this event adds. Several asks may end with one turn, and its
+    usage is added once.
+    """
     work.log(
         id,
         kinds.TURN_ENDED,
@@ -388,4 +418,6 @@ def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: objec
         clock=outcome.clock,
         background=outcome.background,
         **more,
+        used=outcome.used,
+        **_counted(counts, outcome.used),
     )

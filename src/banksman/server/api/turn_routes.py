@@ -6,6 +6,7 @@ import asyncio
 
 from banksman import Kind, Outcome, Receipt
 from banksman.errors import NotFound
+from banksman.server.api import usage_routes
 from banksman.server.api.messages import turn_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
 from banksman.server.api.route import HttpAnswer, OwnerFallback, Route, RouteCall
@@ -31,6 +32,7 @@ async def ask(call: RouteCall) -> HttpAnswer:
             schema=body.schema,
             rules=body.rules,
             deadline=body.deadline,
+            caller=body.caller,
         )
         headers = {"Location": f"/v1/sessions/{session.id}/turns/{turn.id}"}
         return HttpAnswer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
@@ -132,6 +134,7 @@ def shown(outcome: Outcome) -> messages.Outcome:
             messages.BackgroundTask(task.id, task.kind, task.description)
             for task in outcome.background
         ],
+        used=None if outcome.used is None else usage_routes.shown(outcome.used),
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 from tests.core.dialects.acp.acp_talk import SESSION, Talk, begun, ready
 
 from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Quirks
-from banksman.core.dialects.meaning import Noise, Thought, ToolBegan, ToolEnded, TurnOver
+from banksman.core.dialects.meaning import Noise, Thought, ToolBegan, ToolEnded, TurnOver, UsageReported
+from banksman.core.dialects.tokens import Tokens
 from banksman.errors import UsageError
 
 
@@ -21,7 +22,9 @@ def test_prompt_is_sent_and_its_answer_ends_turn() -> None:
     assert frame["params"] == {"sessionId": SESSION, "prompt": [{"type": "text", "text": "say hello"}]}
     assert talk.says("hello") == []
     [over] = talk.replies({"stopReason": "end_turn", "usage": {"totalTokens": 7}}, frame["id"])
-    assert over == TurnOver(("p1",), conversation=SESSION, stop_reason="end_turn", usage={"totalTokens": 7})
+    tokens = Tokens(7)
+    usage = {"totalTokens": 7}
+    assert over == TurnOver(("p1",), conversation=SESSION, stop_reason="end_turn", usage=usage, tokens=tokens)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,9 @@ def test_error_reply_after_cancel_is_aborted_turn() -> None:
 def test_turn_end_reports_last_cost() -> None:
     talk = ready()
     id = talk.prompts()["id"]
-    for cost in ({"amount": 0.25, "currency": "USD"}, {"amount": 9, "currency": "EUR"}, {"amount": True}, "x", None):
+    dollars = {"amount": 0.25, "currency": "USD"}
+    assert talk.update("usage_update", used=1, size=2, cost=dollars) == [UsageReported(spent=0.25)]
+    for cost in ({"amount": 9, "currency": "EUR"}, {"amount": True}, "x", None):
         assert talk.update("usage_update", used=1, size=2, cost=cost) == []
     assert talk.over(id).spent == 0.25
 

@@ -35,7 +35,9 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOpened,
     TurnOver,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import Tokens
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import split
 
@@ -143,6 +145,7 @@ def test_recorded_result_is_read_whole() -> None:
         # The cost of the conversation so far, and of this turn alone.
         spent=0.00028000000000000003,
         cost=6e-05,
+        tokens=Tokens(10, 2),
     )
 
 
@@ -183,9 +186,9 @@ def test_recorded_frame_types_have_expected_meanings() -> None:
             kind = f"{frame['type']}/{frame.get('subtype', '')}"
             kinds.setdefault(kind, set()).add(type(CLAUDE.read(compact(frame))).__name__)
     assert kinds == {
-        "assistant/": {"NoneType", "ToolBegan"},
+        "assistant/": {"UsageReported", "ToolBegan"},
         "user/": {"NoneType", "ToolEnded"},
-        "stream_event/": {"NoneType", "Thought"},
+        "stream_event/": {"NoneType", "Thought", "UsageReported"},
         "system/init": {"TurnOpened"},
         "system/status": {"Noise"},
         "system/api_retry": {"Noise"},
@@ -198,6 +201,35 @@ def test_recorded_frame_types_have_expected_meanings() -> None:
         "result/success": {"TurnOver"},
         "result/error_during_execution": {"TurnOver"},
     }
+
+
+def test_recorded_model_call_is_reported_as_it_grows() -> None:
+    """The frames of a message have the input of its model call, and the last one has the output."""
+    read = [CLAUDE.read(compact(frame)) for frame in frames("claude-A-lifecycle", "out")]
+    reported = [meaning for meaning in read if isinstance(meaning, UsageReported)]
+    first = reported[0].call
+    counts = [report.tokens for report in reported if report.call == first]
+    assert counts == [Tokens(10, 1), Tokens(10, 1), Tokens(0, 9)]
+
+
+def test_tokens_of_result_include_all_models() -> None:
+    models = {
+        "big": {"inputTokens": 1, "outputTokens": 2, "cacheReadInputTokens": 3, "cacheCreationInputTokens": 4},
+        "small": {"inputTokens": 10, "outputTokens": 20, "costUSD": 0.5},
+    }
+    result = {"type": "result", "subtype": "success", "usage": {"input_tokens": 1, "output_tokens": 2}}
+    over = CLAUDE.read(compact({**result, "model_usage_since_last_result": models}))
+    assert isinstance(over, TurnOver)
+    assert over.tokens == Tokens(11, 22, 3, 4)
+    over = CLAUDE.read(compact(result))
+    assert isinstance(over, TurnOver)
+    assert over.tokens == Tokens(1, 2)
+
+
+def test_tool_call_reports_usage_of_its_model_call() -> None:
+    message = {"id": "m1", "content": [{"type": "tool_use", "id": "t1"}], "usage": {"input_tokens": 7}}
+    began = CLAUDE.read(compact({"type": "assistant", "message": message}))
+    assert began == ToolBegan(("t1",), UsageReported("m1", Tokens(7)))
 
 
 def test_read_ignores_member_order_and_blanks() -> None:

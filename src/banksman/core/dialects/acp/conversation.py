@@ -54,7 +54,9 @@ from banksman.core.dialects.meaning import (
     RequestWithdrawn,
     Thought,
     TurnOver,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import NO_TOKENS, Tokens, tokens_in
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcCall, RpcReply
@@ -92,6 +94,10 @@ class AcpProtocolState(Struct, frozen=True):
     said: SaidInTurn = NOTHING_SAID
     # Cost of the conversation until now, if the agent reports it.
     spent: float | None = None
+    # Tokens of the model calls of this turn, if the agent reports them. For `usage_is_total`: the
+    # last total.
+    counted: Tokens | None = None
+    total: Tokens = NO_TOKENS
 
     @property
     def recites(self) -> bool:
@@ -127,7 +133,8 @@ class AcpProtocolState(Struct, frozen=True):
                 self, meanings=(TurnOver(refs=(ref,), is_error=True, error=NO_ROOM),)
             )
         params = {"sessionId": self.conversation, "prompt": blocks}
-        return replace(self, said=NOTHING_SAID, tools=())._call(Prompted(ref), words.PROMPT, params)
+        begun = replace(self, said=NOTHING_SAID, tools=(), counted=None)
+        return begun._call(Prompted(ref), words.PROMPT, params)
 
     def interrupt(self, request: str) -> ProtocolOutput:
         del request  # A cancel is a notification: only the end of the turn answers it.
@@ -244,7 +251,16 @@ class AcpProtocolState(Struct, frozen=True):
                 return ProtocolOutput(replace(protocol, offers=offers))
             case "usage_update":
                 spent = words.spent(update)
-                return ProtocolOutput(protocol if spent is None else replace(protocol, spent=spent))
+                if spent is None:
+                    return ProtocolOutput(protocol)
+                return ProtocolOutput(
+                    replace(protocol, spent=spent), meanings=(UsageReported(spent=spent),)
+                )
+            case reading.MESSAGE if (tokens := tokens_in(reading.usage_in(update))) is not None:
+                counted = tokens if self.counted is None else self.counted.plus(tokens)
+                return ProtocolOutput(
+                    replace(protocol, counted=counted), meanings=(UsageReported(tokens=counted),)
+                )
             case _:
                 return ProtocolOutput(protocol)
 
@@ -318,7 +334,13 @@ class AcpProtocolState(Struct, frozen=True):
 
     def _over(self, prompted: Prompted, reply: RpcReply) -> ProtocolOutput:
         """Return the boundary of a turn."""
-        over = TurnOver(refs=(prompted.ref,), conversation=self.conversation, spent=self.spent)
+        protocol = self
+        over = TurnOver(
+            refs=(prompted.ref,),
+            conversation=self.conversation,
+            spent=self.spent,
+            tokens=self.counted,
+        )
         result = reply.named
         reason = text(result.get("stopReason"))
         if reply.error is not None:
@@ -334,9 +356,20 @@ class AcpProtocolState(Struct, frozen=True):
             over = replace(over, is_error=True, error=TOO_LARGE)
         else:
             usage = mapping(result.get("usage")) or words.usage_beside(result)
-            over = replace(over, stop_reason=reason, usage=usage or None)
+            protocol, tokens = self._counted(tokens_in(usage))
+            over = replace(over, stop_reason=reason, usage=usage or None, tokens=tokens)
             over = replace(over, **self._judged(prompted, reason))
-        return ProtocolOutput(self, meanings=(over,))
+        return ProtocolOutput(protocol, meanings=(over,))
+
+    def _counted(self, tokens: Tokens | None) -> tuple[AcpProtocolState, Tokens | None]:
+        """Return the tokens of this turn, from the report at its end or from its model calls."""
+        if tokens is None:
+            return self, self.counted
+        if not self.quirks.usage_is_total:
+            return self, tokens
+        has_restarted = tokens.total < self.total.total
+        turn = tokens if has_restarted else tokens.minus(self.total)
+        return replace(self, total=tokens), turn
 
     def _judged(self, prompted: Prompted, reason: str | None) -> dict[str, Any]:
         """Return the meaning of a stop reason, corrected by the agent's quirks."""

@@ -22,10 +22,15 @@ at a time (see core/wire/partial_json.py), because a lost boundary means a turn 
 
 **Cost** per plain token frame: a comparison of its first bytes. For any other frame: one decode of
 the members below. The decoder skips everything else.
+
+**Usage.** The frames of a message repeat the tokens of its model call: the input is right from the
+start, the output only in the `message_delta` at the end of the call. The result has the tokens of
+the turn, and those of its subagents in the usage by model.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,7 +53,9 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOpened,
     TurnOver,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import NO_TOKENS, Tokens, tokens_in
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import (
     UNDECODABLE,
@@ -80,8 +87,8 @@ _TEXT_DELTAS = tuple(
     for index in range(4)
 )
 _THINKING = b'"thinking_delta"'
-_SPOKEN = b'{"type":"assistant",'
-_TOOL_USE = b'"tool_use"'
+# The end of a model call, with its tokens.
+_CALL_ENDED = b'{"type":"stream_event","event":{"type":"message_delta",'
 _HEARD = b'{"type":"user",'
 _TOOL_RESULT = b'"tool_result"'
 
@@ -125,6 +132,7 @@ class _ClaudeFrame(msgspec.Struct, gc=False):
     # assistant, user; stream_event
     message: Any = None
     event: Any = None
+    api_message_id: Any = None
     user_message_uuids: Any = None
     user_message_uuid: Any = None
     # system
@@ -158,11 +166,9 @@ def read(line: bytes) -> Meaning | None:
     """Return the meaning of a line; None if the line is only content of the turn. Never raises."""
     if line.startswith(_TEXT_DELTAS):
         return None
-    if line.startswith(_DELTA):
+    if line.startswith(_DELTA) and not line.startswith(_CALL_ENDED):
         return _THOUGHT if _THINKING in line else None
-    if (line.startswith(_SPOKEN) and _TOOL_USE not in line) or (
-        line.startswith(_HEARD) and _TOOL_RESULT not in line
-    ):
+    if line.startswith(_HEARD) and _TOOL_RESULT not in line:
         return None
     try:
         frame = _decode(line)
@@ -198,6 +204,7 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
             stop_reason=text(frame.stop_reason),
             usage=mapping(frame.usage) or None,
             spent=_number(frame.total_cost_usd),
+            tokens=tokens_in(mapping(frame.usage)),
         )
     meaning_of = _MEANINGS.get(kind)
     if meaning_of is None:
@@ -247,7 +254,10 @@ def _picked(members: Members, kind: str) -> _ClaudeFrame:
 
 
 def _delta(frame: _ClaudeFrame) -> Meaning | None:
-    delta = mapping(mapping(frame.event).get("delta")) or {}
+    event = mapping(frame.event)
+    if event.get("type") == "message_delta":
+        return _reported(frame.api_message_id, event.get("usage"))
+    delta = mapping(event.get("delta")) or {}
     return _THOUGHT if delta.get("type") == "thinking_delta" else None
 
 
@@ -255,7 +265,14 @@ def _output(frame: _ClaudeFrame) -> Meaning | None:
     calls = tuple(
         call for block in _blocks(frame, "tool_use") if (call := text(block.get("id"))) is not None
     )
-    return ToolBegan(calls) if calls else None
+    message = mapping(frame.message)
+    reported = _reported(message.get("id"), message.get("usage"))
+    return ToolBegan(calls, reported) if calls else reported
+
+
+def _reported(call: Any, usage: Any) -> UsageReported | None:
+    tokens = tokens_in(mapping(usage))
+    return None if tokens is None else UsageReported(text(call) or "", tokens)
 
 
 def _heard(frame: _ClaudeFrame) -> Meaning | None:
@@ -338,7 +355,17 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
         usage=mapping(frame.usage) or None,
         spent=_number(frame.total_cost_usd),
         cost=_cost(frame),
+        tokens=_tokens(frame),
     )
+
+
+def _tokens(frame: _ClaudeFrame) -> Tokens | None:
+    """Return the tokens of this turn: of all models if the agent reports them, else of the main."""
+    models = mapping(frame.model_usage_since_last_result)
+    found = [tokens for model in models.values() if (tokens := tokens_in(mapping(model)))]
+    if not found:
+        return tokens_in(mapping(frame.usage))
+    return functools.reduce(Tokens.plus, found, NO_TOKENS)
 
 
 def _cost(frame: _ClaudeFrame) -> float | None:

@@ -33,6 +33,7 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOver,
 )
+from banksman.core.dialects.tokens import tokens_in
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcReply
 from banksman.core.wire.partial_json import decoded, items, mapping, text
@@ -242,6 +243,7 @@ class RunningTurn(Struct, frozen=True):
             else None,
             stop_reason=text(status),
             usage=self.usage,
+            tokens=tokens_in(self.usage),
         )
         return EndedTurn(self.id, boundary)
 
@@ -282,7 +284,14 @@ class EndedTurn(Struct, frozen=True):
     ) -> EndedTurn:
         """Return a turn that is over with an unknown result."""
         return EndedTurn(
-            id, TurnOver(conversation=conversation, is_error=True, error=error, usage=usage)
+            id,
+            TurnOver(
+                conversation=conversation,
+                is_error=True,
+                error=error,
+                usage=usage,
+                tokens=tokens_in(usage),
+            ),
         )
 
     @staticmethod

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from banksman.commands.result import Ended
 from banksman.commands.running_command import State
-from banksman.sessions.arguments import ON_BUSY, ON_PREEMPT
+from banksman.sessions.arguments import CALLER_CHARACTERS_MAX, ON_BUSY, ON_PREEMPT
 from banksman.sessions.questions import PLACES
 
 # Strings with a fixed set of values, each a named schema of the OpenAPI description.
@@ -236,6 +236,41 @@ Variables = Annotated[dict[str, str], Meta(max_length=ITEMS_MAX)]
 Rules = Annotated[dict[str, Ruling], Meta(max_length=ITEMS_MAX)]
 Objects = Annotated[list[dict[str, Any]], Meta(max_length=ITEMS_MAX)]
 Word = Annotated[str, Meta(min_length=1, max_length=255)]
+Caller = Annotated[str, Meta(min_length=1, max_length=CALLER_CHARACTERS_MAX)]
+
+
+class Tokens(Struct):
+    """Token counts by kind.
+
+    Attributes:
+        input: Input that was not cached.
+        output: Everything that the model wrote, its thinking included.
+        cache_read: Input that the provider read from its cache.
+        cache_write: Input that the provider stored in its cache.
+    """
+
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+
+
+class Usage(Struct):
+    """Usage of a turn, or a sum of many.
+
+    Attributes:
+        tokens: Token counts by kind.
+        usd: Cost in US dollars, the agent's own estimate; null if no agent reported one.
+        working_seconds: Time in which a turn was open and did not wait for an answer.
+        turns: Number of turns.
+    """
+
+    tokens: Tokens
+    usd: float | None
+    working_seconds: float
+    turns: int
+
+
 Seconds = Annotated[float, Meta(ge=0, le=1e8)]
 Wait = Annotated[float, Meta(ge=0)]
 

@@ -20,6 +20,7 @@ from banksman.server.api.messages.common_messages import (
     OutcomeKind,
     QuestionWants,
     SessionUpdate,
+    Usage,
 )
 from banksman.server.api.messages.turn_messages import BackgroundTask, Blocks
 
@@ -44,7 +45,7 @@ class UpdateBody(Struct, omit_defaults=True):
     partial: list[SessionUpdate] | None = None
 
 
-class TurnQueuedBody(Struct):
+class TurnQueuedBody(Struct, omit_defaults=True):
     """An ask was accepted.
 
     Attributes:
@@ -59,6 +60,7 @@ class TurnQueuedBody(Struct):
         is_last: Whether it is the last ask before the process is replaced because of its age.
         into: Turn into which the ask is collected.
         deadline: When the ask must be over, in seconds since 1970; null if it has no deadline.
+        caller: The person or program that wants the turn; null if the ask has no caller.
     """
 
     ref: str
@@ -72,6 +74,7 @@ class TurnQueuedBody(Struct):
     is_last: bool
     into: str | None
     deadline: float | None = None
+    caller: str | None = None
 
 
 class TurnStartedBody(Struct, omit_defaults=True):
@@ -102,14 +105,18 @@ class TurnInterruptedBody(Struct):
     clock: ClockName | None
 
 
-class TurnRequeuedBody(Struct):
+class TurnRequeuedBody(Struct, omit_defaults=True):
     """A turn returned to the queue, as if it had never started.
 
     Attributes:
         attempt: Number of the next attempt.
+        added: Usage of the attempt that no earlier event has; null if its prompt was not sent.
+        caller: The caller under which it is counted.
     """
 
     attempt: int
+    added: Usage | None = None
+    caller: str | None = None
 
 
 class TurnEndedBody(Struct, omit_defaults=True):
@@ -129,6 +136,9 @@ class TurnEndedBody(Struct, omit_defaults=True):
         clock: Watchdog that ended the turn, if one did.
         origin: Why the agent began the turn without an ask.
         background: Background tasks of the agent that still ran when the turn ended.
+        used: Tokens, cost and working time of the turn; null if its prompt was not sent.
+        added: The part of `used` that no earlier event has; null if another ask of the turn has it.
+        caller: The caller under which the usage is counted.
     """
 
     outcome: OutcomeKind
@@ -144,6 +154,9 @@ class TurnEndedBody(Struct, omit_defaults=True):
     clock: ClockName | None
     origin: str | None = None
     background: list[BackgroundTask] = []
+    used: Usage | None = None
+    added: Usage | None = None
+    caller: str | None = None
 
 
 class QueueChangedBody(Struct):
@@ -460,3 +473,17 @@ class TasksChangedBody(Struct):
     """
 
     tasks: list[BackgroundTask]
+
+
+class UsageReportedBody(Struct):
+    """The agent reported the usage of the open turn.
+
+    Attributes:
+        caller: The caller under which the usage is counted.
+        added: The part that no earlier event has. The sum of all `added` is the session's usage.
+        used: Tokens, cost and working time of the turn until now.
+    """
+
+    caller: str | None
+    added: Usage
+    used: Usage

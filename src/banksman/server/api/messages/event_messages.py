@@ -152,6 +152,7 @@ BODIES: dict[str, type[Struct]] = {
     "session.left": bodies.SessionLeftBody,
     "clock.warning": bodies.ClockWarningBody,
     "tasks.changed": bodies.TasksChangedBody,
+    "usage.reported": bodies.UsageReportedBody,
 }
 
 

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from banksman.server.api.messages.common_messages import (
     ITEMS_MAX,
     Body,
+    Caller,
     ClockName,
     ContentBlock,
     Decision,
@@ -23,6 +24,7 @@ from banksman.server.api.messages.common_messages import (
     Rules,
     Text,
     TurnState,
+    Usage,
     Word,
 )
 
@@ -63,6 +65,7 @@ class Ask(Body):
             of the session.
         deadline: Seconds from now in which the ask must be over. An ask that still waits then is
             withdrawn, and a running turn is interrupted.
+        caller: The person or program that wants the turn. Its usage is counted under this name.
     """
 
     prompt: str | Blocks
@@ -72,6 +75,7 @@ class Ask(Body):
     schema: dict[str, Any] | None = None
     rules: Rules | None = None
     deadline: float | None = None
+    caller: Caller | None = None
 
 
 class Accepted(Struct):
@@ -114,6 +118,7 @@ class Outcome(Struct):
         clock: Watchdog that ended the turn, if one did.
         durable: Whether the outcome is in the log; false if the log could not be written.
         background: Background tasks of the agent that still ran when the turn ended.
+        used: Tokens, cost and working time of the turn; null if the prompt was not sent.
     """
 
     kind: OutcomeKind
@@ -126,6 +131,7 @@ class Outcome(Struct):
     clock: ClockName | None
     durable: bool
     background: list[BackgroundTask]
+    used: Usage | None
 
 
 class Turn(Struct):

@@ -50,6 +50,7 @@ export function mountSidebar(root, shared) {
         { class: "brand" },
         mark(),
         el("strong", null, "Banksman"),
+        el("a", { class: "icon-button", href: "#/usage", "aria-label": "Usage", title: "Usage" }, icon("usage")),
         el(
           "button",
           {
