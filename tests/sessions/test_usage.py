@@ -81,7 +81,7 @@ async def test_usage_after_kills_of_host_is_what_agents_reported(tmp_path: Path,
         return found
 
     async with Host(f"sqlite:{store}") as reader:
-        for _ in range(2):
+        for _ in range(3 if seed else 1):
             async with remote(store, marker) as there:
                 for name in names:
                     await there.open(name=name, command=agent, options=QUICK)

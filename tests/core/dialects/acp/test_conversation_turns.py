@@ -99,6 +99,30 @@ def test_turn_end_reports_last_cost() -> None:
     assert talk.over(id).spent == 0.25
 
 
+def test_tokens_of_turn_are_difference_of_totals_for_an_agent_that_reports_totals() -> None:
+    talk = ready(quirks=Quirks(usage_is_total=True))
+    found: list[Tokens | None] = []
+    # The third total is of an agent that has started to count again.
+    for total in (10, 30, 7):
+        usage = {"inputTokens": total, "outputTokens": 1}
+        [over] = talk.replies({"stopReason": "end_turn", "usage": usage}, talk.prompts()["id"])
+        assert isinstance(over, TurnOver)
+        found.append(over.tokens)
+    assert found == [Tokens(10, 1), Tokens(20, 0), Tokens(7, 1)]
+
+
+def test_tokens_beside_text_are_summed_over_model_calls_of_turn() -> None:
+    talk = ready()
+    for _ in range(2):
+        id = talk.prompts()["id"]
+        for count in (3, 8):
+            meta = {"usage": {"inputTokens": 3 if count == 3 else 5, "outputTokens": 0}}
+            content = {"type": "text", "text": ""}
+            told = talk.update("agent_message_chunk", content=content, _meta=meta)
+            assert told == [UsageReported(tokens=Tokens(count))]
+        assert talk.over(id).tokens == Tokens(8)
+
+
 def test_tool_updates_of_own_conversation_only_count() -> None:
     talk = ready()
     talk.prompts()

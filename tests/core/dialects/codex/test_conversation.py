@@ -26,7 +26,9 @@ from banksman.core.dialects.meaning import (
     ToolBegan,
     TurnOpened,
     TurnOver,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.pending_requests import OURS_MAX, THEIRS_MAX
@@ -746,3 +748,41 @@ def test_protocol_state_is_immutable() -> None:
 def test_argv_has_no_session_options() -> None:
     argv = CODEX.argv(["codex", "app-server"], resume="t", model="m", permission_mode="never", args=["-c", "x=1"])
     assert argv == ["codex", "app-server", "-c", "x=1"]
+
+
+# -- usage -----------------------------------------------------------------------------------------------------------
+def counts(read: int, written: int, cached: int = 0) -> dict[str, int]:
+    total = {"inputTokens": read, "cachedInputTokens": cached, "outputTokens": written}
+    return {**total, "totalTokens": read + written}
+
+
+def test_usage_of_turn_is_growth_of_thread_total_and_reported_as_it_grows() -> None:
+    """In a resumed thread the total before the turn is unknown: the first report has the last call beside it."""
+    talk = Talk()
+    reports: list[Meaning] = []
+    overs: list[TurnOver] = []
+    totals = iter(((110, 11, 50), (130, 13, 60), (200, 20, 60)))
+    for turn, calls in (("t1", 2), ("t2", 1)):
+        talk.prompt(turn)
+        talk.reply({"turn": {"id": turn}})
+        talk.started(turn)
+        for _ in range(calls):
+            usage = {"total": counts(*next(totals)), "last": counts(10, 1, 5)}
+            reports += talk.notice("thread/tokenUsage/updated", turnId=turn, tokenUsage=usage)
+        told = talk.notice("turn/completed", turn={"id": turn, "status": "completed"})
+        overs += [meaning for meaning in told if isinstance(meaning, TurnOver)]
+    assert reports == [
+        UsageReported("t1", Tokens(5, 1, 5)),
+        UsageReported("t1", Tokens(15, 3, 15)),
+        UsageReported("t2", Tokens(70, 7)),
+    ]
+    assert [over.tokens for over in overs] == [Tokens(15, 3, 15), Tokens(70, 7)]
+
+
+def test_usage_of_another_thread_is_not_reported() -> None:
+    talk = Talk()
+    talk.prompt("p1")
+    talk.reply({"turn": {"id": "t1"}})
+    talk.started("t1")
+    usage = {"total": counts(9, 9), "last": counts(9, 9)}
+    assert talk.notice("thread/tokenUsage/updated", threadId="a subagent's", tokenUsage=usage) == []
