@@ -14,6 +14,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from banksman.core.session.account_limits import LimitWindow
+from banksman.errors import ErrorKind
+
 
 class Noise(Struct, frozen=True):
     """Bytes without progress: a line that is no frame of the dialect, or an empty one.
@@ -24,6 +27,27 @@ class Noise(Struct, frozen=True):
 
 class Thought(Struct, frozen=True):
     """The agent shows that it is thinking. It is alive, but endless thinking is no progress."""
+
+
+class Retrying(Struct, frozen=True):
+    """The provider failed a model call, and the agent will repeat the call by itself.
+
+    `attempt`: the number of the coming retry. `attempts_max`: how many the agent makes. `delay`:
+    seconds until then. None: the agent does not say it. `cause`: the agent's words.
+    """
+
+    attempt: int
+    cause: str
+    kind: ErrorKind = ErrorKind.OTHER
+    attempts_max: int | None = None
+    delay: float | None = None
+    status: int | None = None
+
+
+class LimitsReported(Struct, frozen=True):
+    """The agent reports usage windows of its account: all of them or some."""
+
+    windows: tuple[LimitWindow, ...]
 
 
 class ToolBegan(Struct, frozen=True):
@@ -77,13 +101,23 @@ class TurnOpened(Struct, frozen=True):
     can_interrupt: bool = False
 
 
+class ProviderFailure(Struct, frozen=True):
+    """Cause of a failed turn. The members are those of `AgentError`."""
+
+    kind: ErrorKind
+    status: int | None = None
+    retry_after: float | None = None
+    limited_until: float | None = None
+    raw: Mapping[str, Any] | None = None
+
+
 class TurnOver(Struct, frozen=True):
     """The boundary, with the result that the agent reports.
 
     `is_overflow`: the conversation exceeds the model's context, and will again next time.
     `structured`: the answer as a value, if the ask wanted one. `spent`: the cost of the whole
     conversation until now. `cost`: the cost of this turn, if the agent reports it. If not, the
-    session computes it.
+    session computes it. `failure`: the cause of an error, if the dialect knows it.
     """
 
     refs: tuple[str, ...] = ()
@@ -99,6 +133,7 @@ class TurnOver(Struct, frozen=True):
     usage: Mapping[str, Any] | None = None
     spent: float | None = None
     cost: float | None = None
+    failure: ProviderFailure | None = None
 
 
 class PromptSettled(Struct, frozen=True):
@@ -187,4 +222,6 @@ Meaning = (
     | RequestWithdrawn
     | Forgot
     | NeedsConversation
+    | Retrying
+    | LimitsReported
 )

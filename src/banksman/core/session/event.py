@@ -56,6 +56,10 @@ SESSION_CLOSED = "session.closed"
 # its host has released it; the next owner serves the waiting asks (`queued`)
 SESSION_LEFT = "session.left"
 CLOCK_WARNING = "clock.warning"
+# the agent repeats a failed model call by itself
+PROVIDER_RETRYING = "provider.retrying"
+# usage windows of the agent's account, when a report changes them
+LIMITS_CHANGED = "limits.changed"
 # Created for one reader, never stored: the events that retention has removed.
 STREAM_GAP = "stream.gap"
 

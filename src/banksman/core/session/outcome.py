@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from banksman.errors import AgentError, BanksmanError
+from banksman.errors import AgentError, BanksmanError, ErrorKind
 
 
 class Kind(enum.StrEnum):
@@ -49,6 +49,9 @@ class Outcome:
 
     `clock`: the watchdog that ended the turn, if one did. `durable` False: the log could not be
     written.
+
+    `error`: an `AgentError` if the agent failed. Its `kind`, `status`, `retry_after` and
+    `limited_until` say why, for a program to decide by. `used_tools`: the agent used a tool.
     """
 
     DONE: ClassVar[Kind] = Kind.DONE
@@ -68,11 +71,55 @@ class Outcome:
     error: BanksmanError | None = None
     clock: str | None = None
     durable: bool = True
+    used_tools: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether the agent reports success after a tool use, but gave no answer at all."""
+        has_text = self.text is not None and bool(self.text.strip())
+        return (
+            self.kind is Kind.DONE and self.used_tools and not has_text and self.structured is None
+        )
+
+
+def failure_of(error: BanksmanError | None) -> dict[str, Any] | None:
+    """Return the fields of an agent's error for an event or a client; None for other errors."""
+    if not isinstance(error, AgentError):
+        return None
+    return {
+        "kind": error.kind,
+        "status": error.status,
+        "retry_after": error.retry_after,
+        "limited_until": error.limited_until,
+        "message": error.message,
+        "hint": error.hint,
+        "raw": None if error.raw is None else dict(error.raw),
+    }
+
+
+def _error_of(body: Mapping[str, Any]) -> AgentError | None:
+    """Return the error in the body of a `turn.ended` event.
+
+    Events of older versions have only its text, and so have errors that are not the agent's.
+    """
+    text, failure = body["error"], body.get("failure")
+    if text is None or failure is None:
+        return None if text is None else AgentError(text)
+    kind = failure["kind"]
+    return AgentError(
+        failure["message"],
+        hint=failure["hint"],
+        # A newer version may know further kinds.
+        kind=ErrorKind(kind) if kind in ErrorKind else ErrorKind.OTHER,
+        status=failure["status"],
+        retry_after=failure["retry_after"],
+        limited_until=failure["limited_until"],
+        raw=failure["raw"],
+    )
 
 
 def outcome_of(body: Mapping[str, Any]) -> Outcome:
     """Return the outcome in the body of a `turn.ended` event."""
-    error = body["error"]
     return Outcome(
         kind=Kind(body["outcome"]),
         stop_reason=body["stop_reason"],
@@ -80,8 +127,9 @@ def outcome_of(body: Mapping[str, Any]) -> Outcome:
         structured=body["structured"],
         usage=body["usage"],
         cost=body["cost"],
-        error=None if error is None else AgentError(error),
+        error=_error_of(body),
         clock=body["clock"],
+        used_tools=body.get("used_tools", False),
     )
 
 

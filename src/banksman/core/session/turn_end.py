@@ -12,12 +12,19 @@ from msgspec.structs import replace
 
 from banksman.core import json_schema
 from banksman.core.dialects.meaning import Replied, TurnOver
-from banksman.core.session import ask_queue, questions, tool_cleanup, watchdogs
+from banksman.core.session import (
+    account_limits,
+    ask_queue,
+    provider_limits,
+    questions,
+    tool_cleanup,
+    watchdogs,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session import turn as turns
 from banksman.core.session.effects import GiveReceipt, Resolve
 from banksman.core.session.facts import Timer
-from banksman.core.session.outcome import By, Kind, Outcome, Receipt
+from banksman.core.session.outcome import By, Kind, Outcome, Receipt, failure_of
 from banksman.core.session.state import AgentTurnEnded, Mode, ProcessPhase, Replacement
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
@@ -141,7 +148,7 @@ def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         if given_up is not None and (boundary.is_aborted or not boundary.error):
             error = given_up  # The agent gives no reason, or only reports the stop itself.
         else:
-            error = AgentError(boundary.error or "the agent reports an error", turn=turn.id)
+            error = provider_limits.error_of(work, boundary, turn.id)
     elif kind is Kind.DONE and turn.ask is not None and turn.ask.schema is not None:
         fault = json_schema.fault(boundary.structured, turn.ask.schema)
         if fault is not None:
@@ -199,6 +206,7 @@ def end(
         cost=boundary.cost,
         error=error,
         clock=turn.clock if is_stopped else None,
+        used_tools=turn.used_tools,
     )
     if turn.is_own:
         work.set(own=None)
@@ -276,9 +284,7 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     """End the steered asks that a boundary names, while the turn itself continues."""
     named = [ask for ask in turn.steered if ask.ref in boundary.refs]
     failed = boundary.is_aborted or boundary.is_error
-    error = (
-        AgentError(boundary.error or "the agent reports an error", turn=turn.id) if failed else None
-    )
+    error = provider_limits.error_of(work, boundary, turn.id) if failed else None
     outcome = Outcome(
         kind=Kind.FAILED if failed else Kind.DONE,
         stop_reason=boundary.stop_reason,
@@ -286,6 +292,7 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         usage=boundary.usage,
         cost=boundary.cost,
         error=error,
+        used_tools=turn.used_tools,
     )
     for ask in named:
         log_ended(work, ask.id, outcome, By.BOUNDARY)
@@ -368,4 +375,9 @@ def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: objec
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         **more,
+        failure=failure_of(outcome.error),
+        used_tools=outcome.used_tools,
     )
+    told = outcome.error.limited_until if isinstance(outcome.error, AgentError) else None
+    until = account_limits.limited_after(work.state.limited_until, outcome.kind, told)
+    work.set(limited_until=until)
