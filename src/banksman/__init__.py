@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from banksman.commands.output_watch import Match
     from banksman.commands.result import Ended, Finished, Step
     from banksman.core.process_facts import Survivor, Swept
+    from banksman.core.session.account_limits import LimitWindow
     from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL, Priority
     from banksman.core.session.event import Event
     from banksman.core.session.outcome import By, Kind, Outcome, Receipt
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         Busy,
         Closed,
         CommandError,
+        ErrorKind,
         HistoryLost,
         MachineError,
         Moved,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "core.session.account_limits": ("LimitWindow",),
     "core.session.ask_queue": ("BACKGROUND", "INTERACTIVE", "NORMAL", "Priority"),
     "core.session.event": ("Event",),
     "core.process_facts": ("Survivor", "Swept"),
@@ -74,6 +77,7 @@ _HOMES = {
             "Busy",
             "Closed",
             "CommandError",
+            "ErrorKind",
             "HistoryLost",
             "MachineError",
         ),
@@ -123,12 +127,14 @@ __all__ = [
     "Command",
     "CommandError",
     "Ended",
+    "ErrorKind",
     "Event",
     "Finished",
     "HistoryLost",
     "Hook",
     "Host",
     "Kind",
+    "LimitWindow",
     "MachineError",
     "Match",
     "Moved",

@@ -114,7 +114,7 @@ BROKEN_PIPE, NO_START, NO_STORE = (
 
 # Events that may happen, with a maximum count in each scenario.
 BUDGETS = (
-    *("own", "stray", "unacknowledged", "missing", "merge", "question", "task", "unanswered"),  # the agent
+    *("own", "stray", "unacknowledged", "missing", "merge", "question", "task", "unanswered", "limit"),  # the agent
     *("exit", "cut", "unstartable"),  # the agent's process and pipe
     *("fail", "fenced"),  # the log
     *("late",),  # a fact that arrives after the end of its subject
@@ -825,7 +825,7 @@ def projection(session: Session) -> tuple[object, ...]:
     queue = sorted(turns, key=lambda turn: turn.priority)
     return (
         *(tuple(map(_brief, queue)), _brief(session.turn), _brief(session.own)),
-        *(session.conversation, session.settings),
+        *(session.conversation, session.settings, session.limits, session.limited_until),
     )
 
 
@@ -855,6 +855,7 @@ def key(world: World) -> tuple[object, ...]:
             session.hold,
             session.own_count,
             session.resume_failures,
+            *(session.limits, session.limited_until),
             # From the second crash on, only the backoff grows.
             *(session.settings, min(session.crashes, 2), session.is_backing_off, session.idle_since, session.overflows),
         ),

@@ -25,8 +25,9 @@ from tests.core.session import (
     test_watchdogs_session,
 )
 
-from banksman.core.dialects.meaning import Replied, Thought, TurnOver
+from banksman.core.dialects.meaning import LimitsReported, Replied, Thought, TurnOver
 from banksman.core.session import (
+    account_limits,
     agent_conversation,
     agent_output,
     ask_queue,
@@ -37,6 +38,7 @@ from banksman.core.session import (
     idle_process,
     permissions,
     process_life,
+    provider_limits,
     settings,
     shutdown,
     step,
@@ -1208,6 +1210,8 @@ def _forgets(name: str, history: str, **members: Any) -> None:
 _forgets("settings", "costs and settings", settings=())
 _forgets("the count of own turns", "costs and settings", own_count=0)
 _forgets("what it has cost", "costs and settings", cost=None)
+_forgets("the limits", "limits", limits=())
+_forgets("the time of the limit", "limits", limited_until=None)
 _forgets("the own turn", "costs and settings", own=None)
 _forgets("the turn", "asked and added", turn=None)
 _forgets("whose conversation it was", "adopted", is_adopted=False)
@@ -1261,3 +1265,22 @@ _mutant(
     "_fold",
     partial(_dies, "a question and a log that fails"),
 )(_unlike(kinds.SESSION_STORE_RETURNED))
+
+
+@_mutant("a limit is forgotten on replay", pasts, "_fold_session", "a limit")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(state: Session, event: Event) -> Session:
+        return state if event.kind == kinds.LIMITS_CHANGED else right(state, event)
+
+    return fold
+
+
+@_mutant("a limit is logged that was not stored", provider_limits, "on_limits", "a limit and a log that fails")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_limits(work: Transition, told: LimitsReported) -> None:
+        windows = account_limits.merge(work.state.limits, told.windows)
+        until = account_limits.limited_until(windows)
+        work.set(limits=windows, limited_until=until)
+        work.log(None, kinds.LIMITS_CHANGED, windows=account_limits.as_json(windows), limited_until=until)
+
+    return on_limits

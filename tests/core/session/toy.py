@@ -22,6 +22,7 @@ from banksman.core.dialects.dialect import (
     Transcript,
 )
 from banksman.core.dialects.meaning import (
+    LimitsReported,
     Meaning,
     Noise,
     PromptSettled,
@@ -29,10 +30,12 @@ from banksman.core.dialects.meaning import (
     Replied,
     Requested,
     RequestPurpose,
+    Retrying,
     TasksChanged,
     TurnOpened,
     TurnOver,
 )
+from banksman.core.session.account_limits import LimitWindow
 from banksman.core.session.permissions import Decision, Verdict
 
 OWN = "own"
@@ -63,6 +66,12 @@ def _meaning(line: bytes) -> Meaning | None:
             return TasksChanged(tuple(rest))
         case "ask":
             return Requested(rest[0], RequestPurpose.PERMISSION, "can_use_tool", "saw")
+        case "limit":
+            return LimitsReported((LimitWindow("hours", 1.0, 9.0, is_exhausted=True),))
+        case "free":
+            return LimitsReported((LimitWindow("hours", 0.0, 9.0),))
+        case "retry":
+            return Retrying(1, "overloaded", delay=1.0)
         case "text":
             return None
         case _:
@@ -196,6 +205,10 @@ def moves(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
         yield from _begin(agent, manners, budget)
     if agent.said and budget.get("stray"):
         yield Said((agent.said,), agent, "stray")
+    if budget.get("limit"):
+        yield Said((b"limit",), agent, "limit")
+        yield Said((b"free",), agent, "limit")
+        yield Said((b"retry",), agent, "limit")
     if agent.has_task:
         yield Said((b"tasks",), agent._replace(has_task=False))
     elif budget.get("task"):

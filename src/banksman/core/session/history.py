@@ -129,7 +129,16 @@ def _fold_session(state: Session, event: Event) -> Session:
             # so is its conversation. The copy forks that conversation.
             origin = state.conversation or state.fork_of
             left = replace(
-                state, queue=(), turn=None, own=None, settings=(), conversation=None, fork_of=origin
+                state,
+                queue=(),
+                turn=None,
+                own=None,
+                settings=(),
+                conversation=None,
+                fork_of=origin,
+                # The agent may use another account here.
+                limits=(),
+                limited_until=None,
             )
             return left if origin is None else replace(left, spent=None, is_adopted=True)
         case kinds.SESSION_CONVERSATION:

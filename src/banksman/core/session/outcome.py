@@ -81,20 +81,21 @@ class Outcome:
             self.kind is Kind.DONE and self.used_tools and not has_text and self.structured is None
         )
 
-
-def failure_of(error: BanksmanError | None) -> dict[str, Any] | None:
-    """Return the fields of an agent's error for an event or a client; None for other errors."""
-    if not isinstance(error, AgentError):
-        return None
-    return {
-        "kind": error.kind,
-        "status": error.status,
-        "retry_after": error.retry_after,
-        "limited_until": error.limited_until,
-        "message": error.message,
-        "hint": error.hint,
-        "raw": None if error.raw is None else dict(error.raw),
-    }
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """The fields of the agent's error as JSON; None if the agent did not fail."""
+        error = self.error
+        if not isinstance(error, AgentError):
+            return None
+        return {
+            "kind": error.kind,
+            "status": error.status,
+            "retry_after": error.retry_after,
+            "limited_until": error.limited_until,
+            "message": error.message,
+            "hint": error.hint,
+            "raw": None if error.raw is None else dict(error.raw),
+        }
 
 
 def _error_of(body: Mapping[str, Any]) -> AgentError | None:
@@ -105,12 +106,11 @@ def _error_of(body: Mapping[str, Any]) -> AgentError | None:
     text, failure = body["error"], body.get("failure")
     if text is None or failure is None:
         return None if text is None else AgentError(text)
-    kind = failure["kind"]
     return AgentError(
         failure["message"],
         hint=failure["hint"],
         # A newer version may know further kinds.
-        kind=ErrorKind(kind) if kind in ErrorKind else ErrorKind.OTHER,
+        kind=next((kind for kind in ErrorKind if kind == failure["kind"]), ErrorKind.OTHER),
         status=failure["status"],
         retry_after=failure["retry_after"],
         limited_until=failure["limited_until"],

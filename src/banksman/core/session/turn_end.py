@@ -24,7 +24,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session import turn as turns
 from banksman.core.session.effects import GiveReceipt, Resolve
 from banksman.core.session.facts import Timer
-from banksman.core.session.outcome import By, Kind, Outcome, Receipt, failure_of
+from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.state import AgentTurnEnded, Mode, ProcessPhase, Replacement
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
@@ -375,7 +375,7 @@ def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: objec
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         **more,
-        failure=failure_of(outcome.error),
+        failure=outcome.failure,
         used_tools=outcome.used_tools,
     )
     told = outcome.error.limited_until if isinstance(outcome.error, AgentError) else None

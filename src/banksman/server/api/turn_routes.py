@@ -117,6 +117,7 @@ async def _turn(call: RouteCall) -> Turn:
 
 
 def shown(outcome: Outcome) -> messages.Outcome:
+    failure = outcome.failure
     return messages.Outcome(
         kind=str(outcome.kind),
         stop_reason=outcome.stop_reason,
@@ -127,6 +128,9 @@ def shown(outcome: Outcome) -> messages.Outcome:
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         durable=outcome.durable,
+        failure=None if failure is None else messages.AgentFailure(**failure),
+        used_tools=outcome.used_tools,
+        empty=outcome.empty,
     )
 
 

@@ -13,6 +13,7 @@ from banksman.server.api.messages.command_messages import Step, Survivor, Swept
 from banksman.server.api.messages.common_messages import (
     ClockName,
     EndedBy,
+    ErrorKindName,
     GivenAnswer,
     InterruptCause,
     OnBusy,
@@ -21,7 +22,8 @@ from banksman.server.api.messages.common_messages import (
     QuestionWants,
     SessionUpdate,
 )
-from banksman.server.api.messages.turn_messages import Blocks
+from banksman.server.api.messages.session_messages import LimitWindow
+from banksman.server.api.messages.turn_messages import AgentFailure, Blocks
 
 
 class RecitedBody(Struct):
@@ -126,6 +128,8 @@ class TurnEndedBody(Struct, omit_defaults=True):
         error: Error message, if the turn failed.
         clock: Watchdog that ended the turn, if one did.
         origin: Why the agent began the turn without an ask.
+        failure: Why the agent failed; null if it did not, or if another part failed.
+        used_tools: Whether the agent used a tool.
     """
 
     outcome: OutcomeKind
@@ -140,6 +144,8 @@ class TurnEndedBody(Struct, omit_defaults=True):
     error: str | None
     clock: ClockName | None
     origin: str | None = None
+    failure: AgentFailure | None = None
+    used_tools: bool = False
 
 
 class QueueChangedBody(Struct):
@@ -446,3 +452,36 @@ class ClockWarningBody(Struct):
     clock: ClockName
     seconds: float
     left: float
+
+
+class ProviderRetryingBody(Struct):
+    """The agent repeats a failed model call by itself.
+
+    Attributes:
+        attempt: Number of the coming retry.
+        attempts_max: Number of retries that the agent makes; null if unknown.
+        delay: Seconds until the retry; null if unknown.
+        cause: Why the call failed, in the agent's words.
+        error: Kind of the error.
+        status: HTTP status of the provider; null if unknown.
+    """
+
+    attempt: int
+    attempts_max: int | None
+    delay: float | None
+    cause: str
+    error: ErrorKindName
+    status: int | None
+
+
+class LimitsChangedBody(Struct):
+    """The agent reported other usage windows of its account than before.
+
+    Attributes:
+        windows: All known windows, as the agent last reported them.
+        limited_until: When the last exhausted window resets, in seconds since 1970; null if no
+            window is exhausted.
+    """
+
+    windows: list[LimitWindow]
+    limited_until: float | None

@@ -151,6 +151,8 @@ BODIES: dict[str, type[Struct]] = {
     "session.closed": bodies.SessionClosedBody,
     "session.left": bodies.SessionLeftBody,
     "clock.warning": bodies.ClockWarningBody,
+    "provider.retrying": bodies.ProviderRetryingBody,
+    "limits.changed": bodies.LimitsChangedBody,
 }
 
 
