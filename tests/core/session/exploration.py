@@ -777,6 +777,8 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
         is_same
         and session.settings is before.settings
         and session.conversation is before.conversation
+        and session.limits is before.limits
+        and session.limited_until is before.limited_until
         and session.questions is before.questions
         and before.store is Store.WORKING
     ):

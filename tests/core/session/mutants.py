@@ -25,9 +25,8 @@ from tests.core.session import (
     test_watchdogs_session,
 )
 
-from banksman.core.dialects.meaning import LimitsReported, Replied, Thought, TurnOver
+from banksman.core.dialects.meaning import Replied, Thought, TurnOver
 from banksman.core.session import (
-    account_limits,
     agent_conversation,
     agent_output,
     ask_queue,
@@ -1275,12 +1274,10 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return fold
 
 
-@_mutant("a limit is logged that was not stored", provider_limits, "on_limits", "a limit and a log that fails")
-def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def on_limits(work: Transition, told: LimitsReported) -> None:
-        windows = account_limits.merge(work.state.limits, told.windows)
-        until = account_limits.limited_until(windows)
-        work.set(limits=windows, limited_until=until)
-        work.log(None, kinds.LIMITS_CHANGED, windows=account_limits.as_json(windows), limited_until=until)
+@_mutant("a limit is lost with a failed append", provider_limits, "log_limits", "a limit and a log that fails")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def log_limits(work: Transition) -> None:
+        if not any(kind == kinds.SESSION_CONVERSATION for _, kind, _ in work.entries):
+            right(work)
 
-    return on_limits
+    return log_limits

@@ -109,10 +109,13 @@ def read_frames(work: Transition, fact: FramesRead) -> None:
         begin = index + 1
     _keep(work, fact.lines[begin:])
     _wait_for_quiet(work)
-    if len(fact.lines) - 1 - retry > idle_since:
-        provider_limits.end_retry(work)
+    has_gone_on = len(fact.lines) - 1 - retry > idle_since
+    was_retrying = has_gone_on and provider_limits.end_retry(work)
     if work.state.clocks:
         provider_limits.feed_clocks(work, has_progress=len(fact.lines) > idle)
+        if was_retrying and work.state.speaking is not None:
+            # The clocks are due earlier than the retry had postponed them to.
+            work.arm_clocks(work.state.speaking)
 
 
 def _recites(work: Transition) -> bool:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from banksman.core.dialects.meaning import LimitsReported, ProviderFailure, Retrying, TurnOver
 from banksman.core.session import account_limits, watchdogs
 from banksman.core.session import event as kinds
-from banksman.core.session.state import Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import PendingRetry
 from banksman.core.session.watchdogs import ClockName
@@ -41,11 +40,13 @@ def on_retry(work: Transition, retry: Retrying) -> None:
         work.set_turn(replace(turn, retry=PendingRetry(retry, due)))
 
 
-def end_retry(work: Transition) -> None:
-    """Forget the retry of the open turn: the agent has made progress since."""
+def end_retry(work: Transition) -> bool:
+    """Forget the retry of the open turn, because the agent has made progress. Return if it had one."""
     turn = work.state.speaking
-    if turn is not None and turn.retry is not None:
-        work.set_turn(replace(turn, retry=None))
+    if turn is None or turn.retry is None:
+        return False
+    work.set_turn(replace(turn, retry=None))
+    return True
 
 
 def feed_clocks(work: Transition, *, has_progress: bool) -> None:
@@ -60,15 +61,16 @@ def feed_clocks(work: Transition, *, has_progress: bool) -> None:
 
 def on_limits(work: Transition, told: LimitsReported) -> None:
     """Log the usage windows of the account if a report changes them."""
-    state = work.state
-    windows = account_limits.merge(state.limits, told.windows)
-    if windows == state.limits or state.store is not Store.WORKING:
-        return
-    until = account_limits.limited_until(windows)
-    work.set(limits=windows, limited_until=until)
-    work.log(
-        None, kinds.LIMITS_CHANGED, windows=account_limits.as_json(windows), limited_until=until
-    )
+    windows = account_limits.merge(work.state.limits, told.windows)
+    if windows != work.state.limits:
+        work.set(limits=windows, limited_until=account_limits.limited_until(windows))
+        log_limits(work)
+
+
+def log_limits(work: Transition) -> None:
+    """Log the known usage windows."""
+    windows, until = account_limits.as_json(work.state.limits), work.state.limited_until
+    work.log(None, kinds.LIMITS_CHANGED, windows=windows, limited_until=until)
 
 
 def error_of(work: Transition, boundary: TurnOver, turn: str) -> AgentError:

@@ -67,9 +67,8 @@ def failure(error: Mapping[str, Any], told: str) -> ProviderFailure:
         _BY_INFO.get(info)
         or _by_body(text(error.get("message")) or "")
         or failure_texts.kind_of_status(status)
-        or (ErrorKind.NETWORK if info in _CONNECTION else None)
         or failure_texts.kind_of_text(told)
-        or ErrorKind.OTHER
+        or (ErrorKind.NETWORK if info in _CONNECTION else ErrorKind.OTHER)
     )
     return ProviderFailure(
         kind,
