@@ -83,6 +83,10 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/editor.md", "pip install"): shell(prints="Say hello"),
     ("docs/how-to/editor.md", "request="): shell(prints='"agentCapabilities"'),
     ("docs/how-to/editor.md", "banksman serve"): shell(),
+    ("docs/how-to/provider-errors.md", "import asyncio"): python(
+        script={"prompt": ['boundary {"is_error":true,"api_error_status":529,"result":"API Error: 529"}']},
+        prints="overloaded (529): ask again later\n",
+    ),
     ("docs/how-to/operator.md", "pip install"): shell(prints="Banksman is at"),
     ("docs/how-to/operator.md", "[serve]"): settings,
     ("docs/how-to/operator.md", "export BANKSMAN_URL"): shell(

@@ -41,7 +41,7 @@ def on_retry(work: Transition, retry: Retrying) -> None:
 
 
 def end_retry(work: Transition) -> bool:
-    """Forget the retry of the open turn, because the agent has made progress. Return if it had one."""
+    """Forget the retry of the open turn after progress. Return whether there was one."""
     turn = work.state.speaking
     if turn is None or turn.retry is None:
         return False
