@@ -37,7 +37,7 @@ def connection(status: int | None, word: str = "httpConnectionFailed") -> dict[s
         (connection(404), "unexpected status 404 Not Found: no", ErrorKind.INVALID_REQUEST, 404),
         (connection(429, "responseTooManyFailedAttempts"), "exceeded retry limit", ErrorKind.RATE_LIMITED, 429),
         (connection(529), "unexpected status 529", ErrorKind.OVERLOADED, 529),
-        (connection(None), "error sending request", ErrorKind.NETWORK, None),
+        (connection(None), "it did not work", ErrorKind.NETWORK, None),
         ("usageLimitExceeded", "You’ve hit your usage limit.", ErrorKind.USAGE_LIMIT, None),
         ("internalServerError", "We’re currently experiencing high demand", ErrorKind.OVERLOADED, None),
         ("serverOverloaded", "Selected model is at capacity.", ErrorKind.OVERLOADED, None),
