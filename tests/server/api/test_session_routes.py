@@ -51,7 +51,7 @@ def test_turn_runs_from_ask_to_outcome(served: Served) -> None:
     assert accepted.headers["location"] == f"/v1/sessions/{session}/turns/{turn}"
     assert served.outcome(session, turn) == {
         **{"kind": "done", "text": "hello", "stop_reason": "end_turn", "structured": None, "error": None},
-        **{"clock": None, "durable": True},
+        **{"clock": None, "durable": True, "failure": None, "used_tools": False, "empty": False},
         **{name: served.outcome(session, turn)[name] for name in ("usage", "cost")},
     }
     shown = served.get("/v1/sessions/fix-ci")
