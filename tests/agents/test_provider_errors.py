@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Provider:
         asyncio.run(main())
 
     @asynccontextmanager
-    async def opened(self, has_subscription: bool) -> Any:
+    async def opened(self, has_subscription: bool) -> AsyncGenerator[Session]:
         env = {**self.agent.env(self.model, self.folder / "home"), **RETRIES.get(self.agent.name, {})}
         if has_subscription and self.agent.name == "claude":
             # Only the account of a subscription has usage windows. The token is not checked by the fake model.
@@ -128,7 +128,7 @@ def test_failure_of_provider_has_its_kind(provider: Provider, name: str) -> None
     provider.run(body)
 
 
-def test_retry_that_succeeds_is_logged(provider: Provider) -> None:
+def test_retry_that_succeeds_is_logged(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(session: Session) -> None:
         # Codex repeats a failed request once without a word, and reports only the next retry.
         outcome = await answer(session, "@@error 529 2\n@@next\n@@text recovered")
@@ -136,13 +136,8 @@ def test_retry_that_succeeds_is_logged(provider: Provider) -> None:
         assert await logged(session, kinds.PROVIDER_RETRYING)
         assert session.status().retry is None
 
-    if provider.agent.name == "claude":
-        RETRY_TWICE = {"CLAUDE_CODE_MAX_RETRIES": "3"}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(RETRIES, "claude", RETRY_TWICE)
-            provider.run(body)
-    else:
-        provider.run(body)
+    monkeypatch.setitem(RETRIES, "claude", {"CLAUDE_CODE_MAX_RETRIES": "3"})
+    provider.run(body)
 
 
 def test_account_limit_has_its_reset_time(provider: Provider) -> None:

@@ -227,7 +227,7 @@ def test_session_table_tells_limit_and_retry_before_prompt() -> None:
     bare = {**retry, "attempts_max": None, "seconds": 0.0, "status": None}
     assert session_table.retry_in_words(bare) == "retry 3: rate limited"
     at = time.strftime("%H:%M", time.localtime(3700))
-    limited = {"limited_until": 3700.0, "queue": [{}, {}, {}]}
+    limited: dict[str, Any] = {"limited_until": 3700.0, "queue": [{}, {}, {}]}
     assert session_table.limit_in_words(limited, 100.0) == f"limited until {at}, 3 asks wait"
     assert session_table.limit_in_words({**limited, "queue": [{}]}, 100.0) == f"limited until {at}, 1 ask waits"
     assert session_table.limit_in_words({**limited, "queue": []}, 100.0) == f"limited until {at}"
