@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from banksman.commands.output_streams import OutputReader
     from banksman.commands.output_watch import Match
     from banksman.commands.result import Ended, Finished, Step
-    from banksman.core.dialects.meaning import BackgroundTask
+    from banksman.core.dialects.meaning import BackgroundTask, LimitWindow
     from banksman.core.dialects.tokens import Tokens
     from banksman.core.process_facts import Survivor, Swept
     from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL, Priority
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Busy,
         Closed,
         CommandError,
+        ErrorKind,
         HistoryLost,
         MachineError,
         Moved,
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "core.dialects.meaning": ("BackgroundTask",),
+    "core.dialects.meaning": ("BackgroundTask", "LimitWindow"),
     "core.session.ask_queue": ("BACKGROUND", "INTERACTIVE", "NORMAL", "Priority"),
     "core.session.event": ("Event",),
     "core.process_facts": ("Survivor", "Swept"),
@@ -82,6 +83,7 @@ _HOMES = {
             "Busy",
             "Closed",
             "CommandError",
+            "ErrorKind",
             "HistoryLost",
             "MachineError",
         ),
@@ -132,12 +134,14 @@ __all__ = [
     "Command",
     "CommandError",
     "Ended",
+    "ErrorKind",
     "Event",
     "Finished",
     "HistoryLost",
     "Hook",
     "Host",
     "Kind",
+    "LimitWindow",
     "MachineError",
     "Match",
     "Moved",

@@ -51,7 +51,7 @@ class HostStats:
 
     `phases`: sessions by phase. If `is_listed` is False, the store could not be read, and only
     sessions open on this host are counted. `clocks`: for each name of a running clock, the fewest
-    seconds left.
+    seconds left. `limited_until`: for each agent with a limited account, when its last limit ends.
 
     These values only grow:
     - `counters` and `turns`, of sessions (see `CountTotals`).
@@ -77,6 +77,8 @@ class HostStats:
     survivors: int = 0
     output_dropped: int = 0
     usage: Mapping[str, Usage] = field(default_factory=dict[str, "Usage"])
+    limited: int = 0
+    limited_until: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def take(host: Host) -> HostStats:
@@ -135,6 +137,10 @@ def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
     clocks: dict[str, float] = {}
     for clock in (clock for status in here.values() for clock in status.clocks if clock.is_running):
         clocks[clock.name] = min(clock.left, clocks.get(clock.name, clock.left))
+    limited: dict[str, float] = {}
+    for status in here.values():
+        if status.limited_until is not None:
+            limited[status.agent] = max(status.limited_until, limited.get(status.agent, 0.0))
     counters = sessions.totals.counters()
     return replace(
         stats,
@@ -151,6 +157,8 @@ def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
         store=sessions.store.counters(),
         swept=stats.swept + counters["swept"],
         survivors=stats.survivors + counters["survivors"],
+        limited=sum(status.limited_until is not None for status in here.values()),
+        limited_until=limited,
     )
 
 

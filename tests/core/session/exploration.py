@@ -115,7 +115,18 @@ BROKEN_PIPE, NO_START, NO_STORE = (
 
 # Events that may happen, with a maximum count in each scenario.
 BUDGETS = (
-    *("own", "stray", "unacknowledged", "missing", "merge", "question", "task", "unanswered", "use"),  # the agent
+    *(
+        "own",
+        "stray",
+        "unacknowledged",
+        "missing",
+        "merge",
+        "question",
+        "task",
+        "unanswered",
+        "use",
+        "limit",
+    ),  # the agent
     *("exit", "cut", "unstartable"),  # the agent's process and pipe
     *("fail", "fenced"),  # the log
     *("late",),  # a fact that arrives after the end of its subject
@@ -814,6 +825,8 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
         is_same
         and session.settings is before.settings
         and session.conversation is before.conversation
+        and session.limits is before.limits
+        and session.limited_until is before.limited_until
         and session.questions is before.questions
         and before.store is Store.WORKING
     ):
@@ -862,7 +875,7 @@ def projection(session: Session) -> tuple[object, ...]:
     queue = sorted(turns, key=lambda turn: turn.priority)
     return (
         *(tuple(map(_brief, queue)), _brief(session.turn), _brief(session.own)),
-        *(session.conversation, session.settings),
+        *(session.conversation, session.settings, session.limits, session.limited_until),
     )
 
 
@@ -892,6 +905,7 @@ def key(world: World) -> tuple[object, ...]:
             session.hold,
             session.own_count,
             session.resume_failures,
+            *(session.limits, session.limited_until),
             # From the second crash on, only the backoff grows.
             *(session.settings, min(session.crashes, 2), session.is_backing_off, session.idle_since, session.overflows),
         ),

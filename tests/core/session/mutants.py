@@ -40,6 +40,7 @@ from banksman.core.session import (
     idle_process,
     permissions,
     process_life,
+    provider_limits,
     settings,
     shutdown,
     step,
@@ -1370,6 +1371,8 @@ def _forgets(name: str, history: str, **members: Any) -> None:
 _forgets("settings", "costs and settings", settings=())
 _forgets("the count of own turns", "costs and settings", own_count=0)
 _forgets("what it has cost", "costs and settings", cost=None)
+_forgets("the limits", "limits", limits=())
+_forgets("the time of the limit", "limits", limited_until=None)
 _forgets("the own turn", "costs and settings", own=None)
 _forgets("the turn", "asked and added", turn=None)
 _forgets("whose conversation it was", "adopted", is_adopted=False)
@@ -1423,3 +1426,20 @@ _mutant(
     "_fold",
     partial(_dies, "a question and a log that fails"),
 )(_unlike(kinds.SESSION_STORE_RETURNED))
+
+
+@_mutant("a limit is forgotten on replay", pasts, "_fold_session", "a limit")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(state: Session, event: Event) -> Session:
+        return state if event.kind == kinds.LIMITS_CHANGED else right(state, event)
+
+    return fold
+
+
+@_mutant("a limit is lost with a failed append", provider_limits, "log_limits", "a limit and a log that fails")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def log_limits(work: Transition) -> None:
+        if not any(kind == kinds.SESSION_CONVERSATION for _, kind, _ in work.entries):
+            right(work)
+
+    return log_limits

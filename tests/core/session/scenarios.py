@@ -125,6 +125,8 @@ SCENARIOS = {
         scenario("a late answer", LOW, USUAL, question=2, exit=1, late=1),
         scenario("a late answer, and a log that fails", USUAL, lazy="log", question=2, fail=1, late=1),
         scenario("late facts", PATIENT, URGENT, late=1),
+        scenario("a limit", USUAL, PATIENT, lazy="log", limit=2, exit=1),
+        scenario("a limit and a log that fails", USUAL, lazy="log", limit=2, fail=1),
         scenario("late facts of a process", LOW, USUAL, late=1, exit=1),
         scenario("late facts of a slow agent", USUAL, LOW, late=1, manners=SLOW),
         scenario("who interrupts and who is refused", USUAL, PUSHY, SHY),

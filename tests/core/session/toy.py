@@ -23,6 +23,8 @@ from banksman.core.dialects.dialect import (
 )
 from banksman.core.dialects.meaning import (
     BackgroundTask,
+    LimitsReported,
+    LimitWindow,
     Meaning,
     Noise,
     PromptSettled,
@@ -30,6 +32,7 @@ from banksman.core.dialects.meaning import (
     Replied,
     Requested,
     RequestPurpose,
+    Retrying,
     TasksChanged,
     TurnOpened,
     TurnOver,
@@ -68,6 +71,12 @@ def _meaning(line: bytes) -> Meaning | None:
             return UsageReported(rest[0], Tokens(int(rest[1])))
         case "ask":
             return Requested(rest[0], RequestPurpose.PERMISSION, "can_use_tool", "saw")
+        case "limit":
+            return LimitsReported((LimitWindow("hours", 1.0, 9.0, is_exhausted=True),))
+        case "free":
+            return LimitsReported((LimitWindow("hours", 0.0, 9.0),))
+        case "retry":
+            return Retrying(1, "overloaded", delay=1.0)
         case "text":
             return None
         case _:
@@ -201,6 +210,10 @@ def moves(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
         yield from _begin(agent, manners, budget)
     if agent.said and budget.get("stray"):
         yield Said((agent.said,), agent, "stray")
+    if budget.get("limit"):
+        yield Said((b"limit",), agent, "limit")
+        yield Said((b"free",), agent, "limit")
+        yield Said((b"retry",), agent, "limit")
     if agent.has_task:
         yield Said((b"tasks",), agent._replace(has_task=False))
     elif budget.get("task"):

@@ -52,6 +52,7 @@ def test_turn_runs_from_ask_to_outcome(served: Served) -> None:
     assert served.outcome(session, turn) == {
         **{"kind": "done", "text": "hello", "stop_reason": "end_turn", "structured": None, "error": None},
         **{"clock": None, "durable": True, "background": []},
+        **{"failure": None, "used_tools": False, "empty": False},
         **{name: served.outcome(session, turn)[name] for name in ("usage", "cost", "used")},
     }
     shown = served.get("/v1/sessions/fix-ci")

@@ -15,6 +15,10 @@ from typing import Any
 from msgspec import Struct, field
 
 from banksman.core.dialects.tokens import Tokens
+from banksman.errors import ErrorKind
+
+# Limit on the name of a usage window.
+WINDOW_NAME_CHARACTERS_MAX = 64
 
 
 class Noise(Struct, frozen=True):
@@ -38,6 +42,40 @@ class UsageReported(Struct, frozen=True):
     call: str = ""
     tokens: Tokens | None = None
     spent: float | None = None
+
+
+class Retrying(Struct, frozen=True):
+    """The provider failed a model call, and the agent will repeat the call by itself.
+
+    `attempt`: the number of the coming retry. `attempts_max`: how many the agent makes. `delay`:
+    seconds until then. None: the agent does not say it. `cause`: the agent's words.
+    """
+
+    attempt: int
+    cause: str
+    kind: ErrorKind = ErrorKind.OTHER
+    attempts_max: int | None = None
+    delay: float | None = None
+    status: int | None = None
+
+
+class LimitWindow(Struct, frozen=True):
+    """One usage window of an account.
+
+    `used`: the used fraction; 1.0 is all of it. `resets_at`: when it starts again. None: the agent
+    did not say it. `is_exhausted`: the provider rejects requests until the reset.
+    """
+
+    name: str
+    used: float | None = None
+    resets_at: float | None = None
+    is_exhausted: bool = False
+
+
+class LimitsReported(Struct, frozen=True):
+    """The agent reports usage windows of its account: all of them or some."""
+
+    windows: tuple[LimitWindow, ...]
 
 
 class ToolBegan(Struct, frozen=True):
@@ -103,6 +141,16 @@ class TurnOpened(Struct, frozen=True):
     can_interrupt: bool = False
 
 
+class ProviderFailure(Struct, frozen=True):
+    """Cause of a failed turn. The members are those of `AgentError`."""
+
+    kind: ErrorKind
+    status: int | None = None
+    retry_after: float | None = None
+    limited_until: float | None = None
+    raw: Mapping[str, Any] | None = None
+
+
 class TurnOver(Struct, frozen=True):
     """The boundary, with the result that the agent reports.
 
@@ -110,6 +158,7 @@ class TurnOver(Struct, frozen=True):
     `structured`: the answer as a value, if the ask wanted one. `spent`: the cost of the whole
     conversation until now. `cost`: the cost of this turn, if the agent reports it. If not, the
     session computes it. `usage`: the agent's own report. `tokens`: the tokens of this turn in it.
+    `failure`: the cause of an error, if the dialect knows it.
     """
 
     refs: tuple[str, ...] = ()
@@ -126,6 +175,7 @@ class TurnOver(Struct, frozen=True):
     spent: float | None = None
     cost: float | None = None
     tokens: Tokens | None = None
+    failure: ProviderFailure | None = None
 
 
 class PromptSettled(Struct, frozen=True):
@@ -215,4 +265,6 @@ Meaning = (
     | Forgot
     | NeedsConversation
     | UsageReported
+    | Retrying
+    | LimitsReported
 )

@@ -19,8 +19,9 @@ import msgspec
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import BackgroundTask
-from banksman.core.session import ask_queue
+from banksman.core.session import account_limits, ask_queue
 from banksman.core.session import event as kinds
+from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.event import Entry, Event
 from banksman.core.session.idempotency import IdempotencyKey, IdempotencyKeys
@@ -48,6 +49,8 @@ _OF_SESSION = (
     "own",
     "own_count",
     "mode",
+    "limits",
+    "limited_until",
 )
 _OF_PAST = ("questions", "process")
 
@@ -99,8 +102,15 @@ def fold_event(state: Session, event: Event) -> Session:
             # An agent that has completed a turn knows its conversation.
             is_adopted = state.is_adopted and body["outcome"] != Kind.DONE
             ended = _end_turn(state, turn)
+            failure: Mapping[str, Any] = body.get("failure") or {}
             return replace(
-                ended, spent=body["spent"], cost=body["cost_in_all"], is_adopted=is_adopted
+                ended,
+                spent=body["spent"],
+                cost=body["cost_in_all"],
+                is_adopted=is_adopted,
+                limited_until=account_limits.limited_after(
+                    state.limited_until, Kind(body["outcome"]), failure.get("limited_until")
+                ),
             )
         case kinds.USAGE_REPORTED:
             return _count(state, event)
@@ -136,6 +146,9 @@ def _fold_session(state: Session, event: Event) -> Session:
                 settings=(),
                 conversation=None,
                 fork_of=origin,
+                # The agent may use another account here.
+                limits=(),
+                limited_until=None,
             )
             return left if origin is None else replace(left, spent=None, is_adopted=True)
         case kinds.SESSION_CONVERSATION:
@@ -146,6 +159,10 @@ def _fold_session(state: Session, event: Event) -> Session:
             name, value = event.body["name"], event.body["value"]
             kept = tuple(pair for pair in state.settings if pair[0] != name)
             return replace(state, settings=kept if value is None else (*kept, (name, value)))
+        case kinds.LIMITS_CHANGED:
+            body = event.body
+            windows = account_limits.from_json(body["windows"])
+            return replace(state, limits=windows, limited_until=body["limited_until"])
         case kinds.SESSION_CLOSED:
             return replace(state, mode=Mode.CLOSED)
         case kinds.SESSION_STORE_RETURNED:
@@ -459,6 +476,8 @@ class _Saved(
     questions: tuple[OpenQuestion, ...] = ()
     process: LastProcess | None = None
     tasks: tuple[BackgroundTask, ...] = ()
+    limits: Windows = ()
+    limited_until: float | None = None
 
 
 class _Form(msgspec.Struct, frozen=True):

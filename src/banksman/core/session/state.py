@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from banksman.core.dialects.dialect import ProtocolState
 from banksman.core.dialects.meaning import BackgroundTask, Requested
+from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold, Queue
 from banksman.core.session.effects import (
     Accept,
@@ -258,6 +259,10 @@ class Session(Struct, frozen=True, kw_only=True):
     overflows: int = 0
     # Settings that were changed since the session was opened.
     settings: tuple[tuple[str, str], ...] = ()
+    # Usage windows of the agent's account, and until when (wall clock) it is limited; None: it is
+    # not known to be limited.
+    limits: Windows = ()
+    limited_until: float | None = None
     resume_failures: int = 0
     # Processes that crashed in a row, and whether starts are suspended for a while.
     crashes: int = 0

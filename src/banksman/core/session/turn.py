@@ -28,7 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from banksman.core.dialects.dialect import Prompt
-from banksman.core.dialects.meaning import PromptSettled, TurnOver
+from banksman.core.dialects.meaning import PromptSettled, Retrying, TurnOver
 from banksman.core.session.permissions import Rules
 from banksman.core.session.usage import Meter
 
@@ -109,6 +109,13 @@ class Ask(Struct, frozen=True, kw_only=True):
     caller: str | None = None
 
 
+class PendingRetry(Struct, frozen=True):
+    """A model call that failed and that the agent will repeat. `due`: when, if that is known."""
+
+    told: Retrying
+    due: float
+
+
 class Turn(Struct, frozen=True, kw_only=True):
     """A turn and everything known about it.
 
@@ -166,6 +173,10 @@ class Turn(Struct, frozen=True, kw_only=True):
     quiet_until: float | None = None
     # Its usage until now.
     meter: Meter = Meter()
+    # The agent has used a tool in this turn.
+    used_tools: bool = False
+    # The agent repeats a model call, and when it will. None: it works.
+    retry: PendingRetry | None = None
 
     @property
     def key(self) -> str:

@@ -12,7 +12,15 @@ from msgspec.structs import replace
 
 from banksman.core import json_schema
 from banksman.core.dialects.meaning import Replied, TurnOver
-from banksman.core.session import ask_queue, questions, tool_cleanup, usage, watchdogs
+from banksman.core.session import (
+    account_limits,
+    ask_queue,
+    provider_limits,
+    questions,
+    tool_cleanup,
+    usage,
+    watchdogs,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session import turn as turns
 from banksman.core.session.effects import GiveReceipt, Resolve
@@ -144,7 +152,7 @@ def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         if given_up is not None and (boundary.is_aborted or not boundary.error):
             error = given_up  # The agent gives no reason, or only reports the stop itself.
         else:
-            error = AgentError(boundary.error or "the agent reports an error", turn=turn.id)
+            error = provider_limits.error_of(work, boundary, turn.id)
     elif kind is Kind.DONE and turn.ask is not None and turn.ask.schema is not None:
         fault = json_schema.fault(boundary.structured, turn.ask.schema)
         if fault is not None:
@@ -205,6 +213,7 @@ def end(
         clock=turn.clock if is_stopped or kind is Kind.WITHDRAWN else None,
         background=work.state.process.tasks if by is By.BOUNDARY else (),
         used=used,
+        used_tools=turn.used_tools,
     )
     if turn.is_own:
         work.set(own=None)
@@ -283,9 +292,7 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     """End the steered asks that a boundary names, while the turn itself continues."""
     named = [ask for ask in turn.steered if ask.ref in boundary.refs]
     failed = boundary.is_aborted or boundary.is_error
-    error = (
-        AgentError(boundary.error or "the agent reports an error", turn=turn.id) if failed else None
-    )
+    error = provider_limits.error_of(work, boundary, turn.id) if failed else None
     outcome = Outcome(
         kind=Kind.FAILED if failed else Kind.DONE,
         stop_reason=boundary.stop_reason,
@@ -294,6 +301,7 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         cost=boundary.cost,
         error=error,
         background=work.state.process.tasks,
+        used_tools=turn.used_tools,
     )
     turn = replace(turn, meter=turn.meter.bounded(boundary))
     for ask in named:
@@ -420,4 +428,9 @@ def log_ended(
         **more,
         used=outcome.used,
         **_counted(counts, outcome.used),
+        failure=outcome.failure,
+        used_tools=outcome.used_tools,
     )
+    told = outcome.error.limited_until if isinstance(outcome.error, AgentError) else None
+    until = account_limits.limited_after(work.state.limited_until, outcome.kind, told)
+    work.set(limited_until=until)

@@ -120,6 +120,7 @@ async def _turn(call: RouteCall) -> Turn:
 
 
 def shown(outcome: Outcome) -> messages.Outcome:
+    failure = outcome.failure
     return messages.Outcome(
         kind=str(outcome.kind),
         stop_reason=outcome.stop_reason,
@@ -135,6 +136,9 @@ def shown(outcome: Outcome) -> messages.Outcome:
             for task in outcome.background
         ],
         used=None if outcome.used is None else usage_routes.shown(outcome.used),
+        failure=None if failure is None else messages.AgentFailure(**failure),
+        used_tools=outcome.used_tools,
+        empty=outcome.empty,
     )
 
 

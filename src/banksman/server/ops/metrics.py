@@ -96,6 +96,17 @@ def _sessions(stats: HostStats) -> Iterator[Metric]:
         "Sessions that wait for a free place in the process pool",
         value=stats.waiting_for_place,
     )
+    yield GaugeMetricFamily(
+        "banksman_limited_sessions",
+        "Sessions whose agent's account has reached a usage limit",
+        value=stats.limited,
+    )
+    yield _gauges(
+        "banksman_limited_until_seconds",
+        "When the last usage limit of an agent's account ends, in seconds since 1970",
+        "agent",
+        stats.limited_until,
+    )
     yield _gauges(
         "banksman_clock_seconds_left",
         "Seconds left of the running watchdog closest to its end, by name",

@@ -25,6 +25,7 @@ from banksman.core.dialects.meaning import (
     Noise,
     PromptSettled,
     PromptTaken,
+    ProviderFailure,
     Replied,
     Requested,
     RequestPurpose,
@@ -40,6 +41,7 @@ from banksman.core.dialects.meaning import (
 from banksman.core.dialects.tokens import Tokens
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import split
+from banksman.errors import ErrorKind
 
 NOISE = Noise()
 TOLD = (Replied, PromptTaken, TurnOpened, TurnOver, PromptSettled, Requested, RequestWithdrawn)
@@ -191,7 +193,7 @@ def test_recorded_frame_types_have_expected_meanings() -> None:
         "stream_event/": {"NoneType", "Thought", "UsageReported"},
         "system/init": {"TurnOpened"},
         "system/status": {"Noise"},
-        "system/api_retry": {"Noise"},
+        "system/api_retry": {"Retrying"},
         "system/thinking_tokens": {"Thought"},
         "system/permission_denied": {"NoneType"},
         "command_lifecycle/": {"PromptTaken", "TurnOpened", "PromptSettled"},
@@ -442,7 +444,10 @@ def test_line_has_expected_meaning(line: bytes, meaning: Meaning | None) -> None
     ],
 )
 def test_result_frame_has_expected_meaning(frame: dict[str, Any], expected: TurnOver) -> None:
-    assert CLAUDE.read(compact({**frame, "type": "result"})) == expected
+    meaning = over(CLAUDE.read(compact({**frame, "type": "result"})))
+    # test_provider_errors.py has the cause of a failure.
+    assert (meaning.failure is not None) == expected.is_error
+    assert msgspec.structs.replace(meaning, failure=None) == expected
 
 
 # -- undecodable values ----------------------------------------------------------------------------------------------
@@ -507,7 +512,9 @@ def head(frame: Any) -> bytes:
     ],
 )
 def test_read_head_ends_turn_when_it_may_be_the_boundary(frame: Any, refs: tuple[str, ...]) -> None:
-    assert CLAUDE.read_head(head(frame)) == TurnOver(refs=refs, is_error=True, error="frame_too_large")
+    assert CLAUDE.read_head(head(frame)) == TurnOver(
+        refs=refs, is_error=True, error="frame_too_large", failure=ProviderFailure(ErrorKind.PROTOCOL)
+    )
 
 
 def test_read_head_keeps_members_before_large_part() -> None:
@@ -529,6 +536,7 @@ def test_read_head_keeps_members_before_large_part() -> None:
         stop_reason="end_turn",
         usage={"a": 1},
         spent=0.5,
+        failure=ProviderFailure(ErrorKind.PROTOCOL),
     )
 
 

@@ -19,10 +19,12 @@ from banksman.core.dialects.meaning import (
     PromptRefused,
     PromptSettled,
     PromptTaken,
+    ProviderFailure,
     Replied,
     Requested,
     RequestPurpose,
     RequestWithdrawn,
+    Retrying,
     ToolBegan,
     TurnOpened,
     TurnOver,
@@ -32,7 +34,7 @@ from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.pending_requests import OURS_MAX, THEIRS_MAX
-from banksman.errors import UsageError
+from banksman.errors import ErrorKind, UsageError
 
 THREAD = "t-1"
 
@@ -97,9 +99,14 @@ def opened(*refs: str) -> TurnOpened:
     return TurnOpened(refs, conversation=THREAD, can_interrupt=True)
 
 
+LOST, REFUSED = ErrorKind.PROTOCOL, ErrorKind.INVALID_REQUEST
+
+
 def over(*refs: str, **members: Any) -> list[Meaning]:
     """The boundary of a turn, with the meanings that settle each of its prompts."""
     members = {"conversation": THREAD, "stop_reason": "completed"} | members
+    if "kind" in members:
+        members["failure"] = ProviderFailure(members.pop("kind"), raw=members.pop("raw", None))
     return [TurnOver(refs, **members), *(PromptSettled(ref) for ref in reversed(refs))]
 
 
@@ -306,7 +313,9 @@ def test_boundary_without_start_opens_and_ends_turn() -> None:
 def test_unfinished_turn_is_failed_when_another_starts() -> None:
     talk = Talk()
     talk.opens("r", "u")
-    lost = over("r", is_error=True, error="the agent began another turn", stop_reason=None, conversation=None)
+    lost = over(
+        "r", is_error=True, error="the agent began another turn", stop_reason=None, conversation=None, kind=LOST
+    )
     assert talk.started("v") == [*lost, opened()]
 
 
@@ -322,7 +331,7 @@ def test_messages_of_another_thread_do_not_affect_turn() -> None:
 def test_refused_prompt_fails_its_turn() -> None:
     talk = Talk()
     talk.prompt("r")
-    refused = over("r", is_error=True, error="too long (-32602)", stop_reason=None, conversation=None)
+    refused = over("r", is_error=True, error="too long (-32602)", stop_reason=None, conversation=None, kind=REFUSED)
     assert talk.fail("too long", -32602) == refused
     talk.opens("s", "u")
 
@@ -343,19 +352,27 @@ def test_failed_turn_reports_error_and_overflow() -> None:
     talk.opens("r", "u")
     error = {"message": "too much", "codexErrorInfo": "contextWindowExceeded", "additionalDetails": "by far"}
     assert talk.completed("u", "failed", error=error) == over(
-        "r", is_error=True, is_overflow=True, error="too much\nby far", stop_reason="failed"
+        "r",
+        is_error=True,
+        is_overflow=True,
+        error="too much\nby far",
+        stop_reason="failed",
+        kind=ErrorKind.CONTEXT_OVERFLOW,
+        raw={"codexErrorInfo": "contextWindowExceeded"},
     )
 
 
-def test_retried_error_is_noise() -> None:
+def test_retried_error_is_a_retry() -> None:
     talk = Talk()
     talk.opens("r", "u")
-    assert talk.notice("error", turnId="u", willRetry=True, error={"message": "again"}) == [Noise()]
+    assert talk.notice("error", turnId="u", willRetry=True, error={"message": "again"}) == [Retrying(1, "again")]
     assert talk.notice("warning", message="hm") == [Noise()]
     assert talk.completed("u") == over("r")
     talk.opens("s", "v")
     talk.notice("error", turnId="v", willRetry=False, error={"message": "gone"})
-    assert talk.completed("v", "failed") == over("s", is_error=True, error="gone", stop_reason="failed")
+    assert talk.completed("v", "failed") == over(
+        "s", is_error=True, error="gone", stop_reason="failed", kind=ErrorKind.OTHER, raw={"codexErrorInfo": ""}
+    )
 
 
 @pytest.mark.parametrize(("text", "value"), [('{"a":1}', {"a": 1}), ("words", None), ("[1", None)])
@@ -370,7 +387,7 @@ def test_oversized_boundary_ends_turn_as_failed() -> None:
     talk = Talk()
     talk.opens("r", "u")
     head = b'{"method":"turn/completed","params":{"threadId":"t-1","turn":{"id":"u","items":[{"text":"'
-    lost = over("r", is_error=True, error="frame_too_large", stop_reason=None)
+    lost = over("r", is_error=True, error="frame_too_large", stop_reason=None, kind=LOST)
     assert talk.hears(head, tail=b'"}],"status":"completed"}}}') == lost
 
 
@@ -381,7 +398,7 @@ def test_oversized_unknown_frame_ends_turn_as_failed(is_started: bool) -> None:
     talk.reply({"turn": {"id": "u"}})
     if is_started:
         talk.started("u")
-    lost = over("r", is_error=True, error="frame_too_large", stop_reason=None, conversation=None)
+    lost = over("r", is_error=True, error="frame_too_large", stop_reason=None, conversation=None, kind=LOST)
     assert talk.hears(b'{"result":{"a":"', tail=b'"}}') == lost
     assert Talk().hears(b'{"result":{"a":"', tail=b'"}}') == [Noise()]
 

@@ -33,6 +33,7 @@ from msgspec.structs import replace
 
 from banksman.core.dialects.acp import client_requests as answering
 from banksman.core.dialects.acp import protocol_v1 as words
+from banksman.core.dialects.acp import provider_errors
 from banksman.core.dialects.acp import reader as reading
 from banksman.core.dialects.acp import writer as content
 from banksman.core.dialects.acp.updates import NOTHING_SAID, SaidInTurn
@@ -49,6 +50,7 @@ from banksman.core.dialects.meaning import (
     Meaning,
     NeedsConversation,
     Noise,
+    ProviderFailure,
     Replied,
     Requested,
     RequestWithdrawn,
@@ -62,6 +64,7 @@ from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcCall, RpcReply
 from banksman.core.wire.partial_json import mapping, text
 from banksman.core.wire.pending_requests import NO_ROOM, PendingRequests
+from banksman.errors import ErrorKind
 
 # Seconds of silence after which the history counts as complete: while the answer to the fence
 # request is missing, and after it.
@@ -351,9 +354,11 @@ class AcpProtocolState(Struct, frozen=True):
                 is_aborted=prompted.is_cancelled and failure.code == jsonrpc.REQUEST_CANCELLED,
                 is_overflow=words.is_overflow(failure),
                 error=words.failure_text(failure),
+                failure=provider_errors.failure(failure, words.failure_text(failure)),
             )
         elif reply.is_cut and reason is None:
-            over = replace(over, is_error=True, error=TOO_LARGE)
+            failed = ProviderFailure(ErrorKind.PROTOCOL)
+            over = replace(over, is_error=True, error=TOO_LARGE, failure=failed)
         else:
             usage = mapping(result.get("usage")) or words.usage_beside(result)
             protocol, tokens = self._counted(tokens_in(usage))
@@ -386,7 +391,13 @@ class AcpProtocolState(Struct, frozen=True):
             error = self.said.text
         if error is None and self.quirks.silence_is_error and self.said.is_nothing:
             error = "the agent gave no output and reported no error"
-        return {} if error is None else {"is_error": True, "error": error}
+        if error is None:
+            return {}
+        return {
+            "is_error": True,
+            "error": error,
+            "failure": provider_errors.stopped(reason, error),
+        }
 
     # -- handshake --------------------------------------------------------------------------------
     def _hear_initialized(self, reply: RpcReply) -> ProtocolOutput:

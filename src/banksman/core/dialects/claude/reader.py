@@ -36,13 +36,14 @@ from typing import Any
 
 import msgspec
 
-from banksman.core.dialects.claude import writer
+from banksman.core.dialects.claude import provider_errors, writer
 from banksman.core.dialects.meaning import (
     BackgroundTask,
     Meaning,
     Noise,
     PromptSettled,
     PromptTaken,
+    ProviderFailure,
     Replied,
     Requested,
     RequestPurpose,
@@ -68,6 +69,7 @@ from banksman.core.wire.partial_json import (
     text,
     texts,
 )
+from banksman.errors import ErrorKind
 
 # A longer undecodable line is judged by its head, because reading members takes a Python step for
 # each token.
@@ -94,11 +96,9 @@ _TOOL_RESULT = b'"tool_result"'
 
 # The agent is compacting the conversation. It is silent for minutes, as if a tool ran.
 _COMPACTION = "compaction"
-# How a model reports that a conversation is too long. The agent has tried to compact it before.
-_OVERFLOW = "prompt is too long"
 
-# System frames that prove progress. Not among them: `api_retry` (the agent waits), `status` (a
-# request was sent, without a result yet), `thinking_tokens` (see `Thought`) and
+# System frames that prove progress. Not among them: `status` (a request was sent, without a result
+# yet), `thinking_tokens` (see `Thought`) and
 # `session_state_changed` (a state, no step).
 _PROGRESS = frozenset(
     (
@@ -157,6 +157,16 @@ class _ClaudeFrame(msgspec.Struct, gc=False):
     usage: Any = None
     total_cost_usd: Any = None
     model_usage_since_last_result: Any = None
+    api_error: Any = None
+    api_error_type: Any = None
+    # system with `api_retry`
+    attempt: Any = None
+    max_retries: Any = None
+    retry_delay_ms: Any = None
+    error_status: Any = None
+    error: Any = None
+    # rate_limit_event
+    rate_limit_info: Any = None
 
 
 _decode = msgspec.json.Decoder(_ClaudeFrame).decode
@@ -205,6 +215,7 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
             usage=mapping(frame.usage) or None,
             spent=_number(frame.total_cost_usd),
             tokens=tokens_in(mapping(frame.usage)),
+            failure=ProviderFailure(ErrorKind.PROTOCOL),
         )
     meaning_of = _MEANINGS.get(kind)
     if meaning_of is None:
@@ -297,6 +308,9 @@ def _system(frame: _ClaudeFrame) -> Meaning | None:
     match frame.subtype:
         case "thinking_tokens":
             return _THOUGHT
+        case "api_retry":
+            names = ("attempt", "max_retries", "retry_delay_ms", "error_status", "error")
+            return provider_errors.retrying({name: getattr(frame, name) for name in names})
         case "background_tasks_changed":
             tasks = (_task(mapping(task)) for task in items(frame.tasks))
             return TasksChanged(tuple(task for task in tasks if task is not None))
@@ -339,14 +353,14 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
     subtype = text(frame.subtype) or ""
     is_error = frame.is_error is True or subtype.startswith("error")
     error = _error(frame) if is_error else None
+    failure = None if error is None else _failure(frame, error)
     return TurnOver(
         refs=_refs(frame),
         origin=_origin(frame),
         conversation=_conversation(frame),
         is_error=is_error,
         is_aborted=_is_aborted(frame),
-        is_overflow=error is not None
-        and (frame.terminal_reason == "prompt_too_long" or _OVERFLOW in error.lower()),
+        is_overflow=failure is not None and failure.kind is ErrorKind.CONTEXT_OVERFLOW,
         # The result of an interrupted turn may have no text.
         text=text(frame.result),
         structured=frame.structured_output,
@@ -356,6 +370,7 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
         spent=_number(frame.total_cost_usd),
         cost=_cost(frame),
         tokens=_tokens(frame),
+        failure=failure,
     )
 
 
@@ -366,6 +381,21 @@ def _tokens(frame: _ClaudeFrame) -> Tokens | None:
     if not found:
         return tokens_in(mapping(frame.usage))
     return functools.reduce(Tokens.plus, found, NO_TOKENS)
+
+
+def _failure(frame: _ClaudeFrame, error: str) -> ProviderFailure:
+    return provider_errors.failure(
+        error,
+        subtype=frame.subtype,
+        terminal_reason=frame.terminal_reason,
+        api_error=frame.api_error,
+        api_error_type=frame.api_error_type,
+        api_error_status=frame.api_error_status,
+    )
+
+
+def _limits(frame: _ClaudeFrame) -> Meaning | None:
+    return provider_errors.limits(mapping(frame.rate_limit_info)) or _NOISE
 
 
 def _cost(frame: _ClaudeFrame) -> float | None:
@@ -453,6 +483,7 @@ _MEANINGS: dict[str, Callable[[_ClaudeFrame], Meaning | None]] = {
     "system": _system,
     "command_lifecycle": _lifecycle,
     "result": _result,
+    "rate_limit_event": _limits,
     "control_response": _control_reply,
     "control_request": _control_asked,
     "control_cancel_request": _control_withdrawn,

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from banksman.commands.result import Ended
 from banksman.commands.running_command import State
+from banksman.errors import ErrorKind
 from banksman.sessions.arguments import CALLER_CHARACTERS_MAX, ON_BUSY, ON_PREEMPT
 from banksman.sessions.questions import PLACES
 
@@ -140,6 +141,19 @@ ClockName = Annotated[
         "A watchdog. `start`: the handshake. `bytes`: no output. `progress`: no meaningful frame. "
         "`tool`: a tool runs. `human`: a question waits. `overall`: the whole turn. "
         "`deadline`: the deadline of the ask.",
+    ),
+]
+ErrorKindName = Annotated[
+    str,
+    one_of(
+        "ErrorKind",
+        tuple(ErrorKind),
+        "Cause of an agent's failure. `rate_limited`: a short throttle. `usage_limit`: the account "
+        "has used up a window. `overloaded`: the provider fails. `auth`: key or login. `billing`: "
+        "payment. `invalid_request`: the provider refuses the request. `context_overflow`: the "
+        "conversation is too long. `max_turns`, `budget`: limits of the agent itself. `network`: "
+        "no connection. `agent_exited`: its process ended. `protocol`: the agent broke its "
+        "protocol.",
     ),
 ]
 PriorityName = Annotated[

@@ -13,6 +13,7 @@ from banksman.server.api.messages.command_messages import Step, Survivor, Swept
 from banksman.server.api.messages.common_messages import (
     ClockName,
     EndedBy,
+    ErrorKindName,
     GivenAnswer,
     InterruptCause,
     OnBusy,
@@ -22,7 +23,8 @@ from banksman.server.api.messages.common_messages import (
     SessionUpdate,
     Usage,
 )
-from banksman.server.api.messages.turn_messages import BackgroundTask, Blocks
+from banksman.server.api.messages.session_messages import LimitWindow
+from banksman.server.api.messages.turn_messages import AgentFailure, BackgroundTask, Blocks
 
 
 class RecitedBody(Struct):
@@ -139,6 +141,8 @@ class TurnEndedBody(Struct, omit_defaults=True):
         used: Tokens, cost and working time of the turn; null if its prompt was not sent.
         added: The part of `used` that no earlier event has; null if another ask of the turn has it.
         caller: The caller under which the usage is counted.
+        failure: Why the agent failed; null if it did not, or if another part failed.
+        used_tools: Whether the agent used a tool.
     """
 
     outcome: OutcomeKind
@@ -157,6 +161,8 @@ class TurnEndedBody(Struct, omit_defaults=True):
     used: Usage | None = None
     added: Usage | None = None
     caller: str | None = None
+    failure: AgentFailure | None = None
+    used_tools: bool = False
 
 
 class QueueChangedBody(Struct):
@@ -487,3 +493,36 @@ class UsageReportedBody(Struct):
     caller: str | None
     added: Usage
     used: Usage
+
+
+class ProviderRetryingBody(Struct):
+    """The agent repeats a failed model call by itself.
+
+    Attributes:
+        attempt: Number of the coming retry.
+        attempts_max: Number of retries that the agent makes; null if unknown.
+        delay: Seconds until the retry; null if unknown.
+        cause: Why the call failed, in the agent's words.
+        error: Kind of the error.
+        status: HTTP status of the provider; null if unknown.
+    """
+
+    attempt: int
+    attempts_max: int | None
+    delay: float | None
+    cause: str
+    error: ErrorKindName
+    status: int | None
+
+
+class LimitsChangedBody(Struct):
+    """The agent reported other usage windows of its account than before.
+
+    Attributes:
+        windows: All known windows, as the agent last reported them.
+        limited_until: When the last exhausted window resets, in seconds since 1970; null if no
+            window is exhausted.
+    """
+
+    windows: list[LimitWindow]
+    limited_until: float | None

@@ -153,6 +153,8 @@ BODIES: dict[str, type[Struct]] = {
     "clock.warning": bodies.ClockWarningBody,
     "tasks.changed": bodies.TasksChangedBody,
     "usage.reported": bodies.UsageReportedBody,
+    "provider.retrying": bodies.ProviderRetryingBody,
+    "limits.changed": bodies.LimitsChangedBody,
 }
 
 

@@ -14,6 +14,7 @@ from banksman.server.api.messages.common_messages import (
     ContentBlock,
     Decision,
     EndedBy,
+    ErrorKindName,
     GivenAnswer,
     OnBusy,
     OnPreempt,
@@ -104,6 +105,28 @@ class BackgroundTask(Struct):
     description: str
 
 
+class AgentFailure(Struct):
+    """Why the agent failed.
+
+    Attributes:
+        kind: Kind of the error, for a program to decide by.
+        status: HTTP status of the provider; null if unknown.
+        retry_after: Seconds to wait before the next ask, as the provider said; null if unknown.
+        limited_until: When the account's limit ends, in seconds since 1970; null if unknown.
+        message: Error message without the hint.
+        hint: What to do.
+        raw: Fields of the agent's frame that decided the kind.
+    """
+
+    kind: ErrorKindName
+    status: int | None
+    retry_after: float | None
+    limited_until: float | None
+    message: str
+    hint: str
+    raw: dict[str, Any] | None
+
+
 class Outcome(Struct):
     """How a turn ended.
 
@@ -119,6 +142,9 @@ class Outcome(Struct):
         durable: Whether the outcome is in the log; false if the log could not be written.
         background: Background tasks of the agent that still ran when the turn ended.
         used: Tokens, cost and working time of the turn; null if the prompt was not sent.
+        failure: Why the agent failed; null if it did not, or if another part failed.
+        used_tools: Whether the agent used a tool.
+        empty: Whether the agent reports success after a tool use, but gave no answer at all.
     """
 
     kind: OutcomeKind
@@ -132,6 +158,9 @@ class Outcome(Struct):
     durable: bool
     background: list[BackgroundTask]
     used: Usage | None
+    failure: AgentFailure | None = None
+    used_tools: bool = False
+    empty: bool = False
 
 
 class Turn(Struct):
