@@ -1347,8 +1347,8 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     test_background_tasks.test_outcome_lists_tasks_that_still_run,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def end_ask(work: Transition, ask: Ask, outcome: Outcome, by: By) -> None:
-        right(work, ask, dataclasses.replace(outcome, background=()), by)
+    def end_ask(work: Transition, ask: Ask, outcome: Outcome, by: By, **counts: Any) -> None:
+        right(work, ask, dataclasses.replace(outcome, background=()), by, **counts)
 
     return end_ask
 

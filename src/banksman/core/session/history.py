@@ -30,7 +30,7 @@ from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
-from banksman.core.session.usage import Usage
+from banksman.core.session.usage import Meter, Usage
 from banksman.errors import StoreTooNew
 
 _FRAMES = kinds.FRAMES
@@ -289,6 +289,8 @@ def _led_by_next(turn: Turn, rest: tuple[Ask, ...]) -> Turn | None:
         ask=first,
         joined=tuple(a for a in others if a in turn.joined),
         steered=tuple(a for a in others if a in turn.steered),
+        # The turn that is over has counted its usage.
+        meter=Meter(),
     )
 
 
