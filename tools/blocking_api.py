@@ -215,7 +215,7 @@ HOST = ClassSpec(
         MethodSpec(name="open", undo="close_unused"),
         MethodSpec(name="fork", undo="close_unused"),
         *acts("delete", "export", "import_session", "bundle"),
-        *reads("read_many"),
+        *reads("read_many", "usage"),
         *acts("take_up"),
         MethodSpec(name="start", undo="stop_untaken", note="Ctrl-C during the wait does the same."),
         *reads("commands", "command"),

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from banksman.commands.output_streams import OutputReader
     from banksman.commands.output_watch import Match
     from banksman.commands.result import Ended, Finished, Step
+    from banksman.core.dialects.meaning import BackgroundTask, LimitWindow
+    from banksman.core.dialects.tokens import Tokens
     from banksman.core.process_facts import Survivor, Swept
     from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL, Priority
     from banksman.core.session.event import Event
     from banksman.core.session.outcome import By, Kind, Outcome, Receipt
+    from banksman.core.session.usage import Usage
     from banksman.errors import (
         AgentError,
         BanksmanError,
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
         Busy,
         Closed,
         CommandError,
+        ErrorKind,
         HistoryLost,
         MachineError,
         Moved,
@@ -58,14 +62,19 @@ if TYPE_CHECKING:
     from banksman.sessions.status import Status
     from banksman.sessions.tools import Tool, tool
     from banksman.sessions.turn import Turn
+    from banksman.store.log import UsageRow
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "core.dialects.meaning": ("BackgroundTask", "LimitWindow"),
     "core.session.ask_queue": ("BACKGROUND", "INTERACTIVE", "NORMAL", "Priority"),
     "core.session.event": ("Event",),
     "core.process_facts": ("Survivor", "Swept"),
     "core.session.outcome": ("By", "Kind", "Outcome", "Receipt"),
+    "core.session.usage": ("Usage",),
+    "core.dialects.tokens": ("Tokens",),
+    "store.log": ("UsageRow",),
     "errors": (
         *(
             "AgentError",
@@ -74,6 +83,7 @@ _HOMES = {
             "Busy",
             "Closed",
             "CommandError",
+            "ErrorKind",
             "HistoryLost",
             "MachineError",
         ),
@@ -115,6 +125,7 @@ __all__ = [
     "AgentError",
     "Answer",
     "Answered",
+    "BackgroundTask",
     "BanksmanError",
     "BugError",
     "Busy",
@@ -123,12 +134,14 @@ __all__ = [
     "Command",
     "CommandError",
     "Ended",
+    "ErrorKind",
     "Event",
     "Finished",
     "HistoryLost",
     "Hook",
     "Host",
     "Kind",
+    "LimitWindow",
     "MachineError",
     "Match",
     "Moved",
@@ -158,9 +171,12 @@ __all__ = [
     "StoreTooNew",
     "Survivor",
     "Swept",
+    "Tokens",
     "Tool",
     "Turn",
+    "Usage",
     "UsageError",
+    "UsageRow",
     "execute",
     "raise_fd_limit",
     "shutdown",

@@ -15,8 +15,11 @@ of a start.
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
+from collections.abc import Mapping
+from typing import Any
 
 
 class BanksmanError(Exception):
@@ -94,8 +97,90 @@ class Moved(Refused):
     """
 
 
+class ErrorKind(enum.StrEnum):
+    """Cause of an agent's failure, decided by the fields of its frames."""
+
+    # The provider throttles requests for a short time.
+    RATE_LIMITED = "rate_limited"
+    # A usage window of the account is used up, until `limited_until`.
+    USAGE_LIMIT = "usage_limit"
+    # The provider is overloaded or reports an internal error.
+    OVERLOADED = "overloaded"
+    # The key or the login is missing, invalid or not allowed.
+    AUTH = "auth"
+    # The account must pay.
+    BILLING = "billing"
+    # The provider refuses the request itself, or does not know the model.
+    INVALID_REQUEST = "invalid_request"
+    # The conversation or the prompt is too long for the model.
+    CONTEXT_OVERFLOW = "context_overflow"
+    # The agent reached its limit of model calls in one turn.
+    MAX_TURNS = "max_turns"
+    # The agent reached its own limit of cost.
+    BUDGET = "budget"
+    # The provider could not be reached, or the connection was lost.
+    NETWORK = "network"
+    # The agent's process ended, could not be started, or had to be replaced.
+    AGENT_EXITED = "agent_exited"
+    # The agent broke its protocol: a frame was too large, or a result is missing.
+    PROTOCOL = "protocol"
+    OTHER = "other"
+
+
+# What to do about each kind. The text of an error does not contain these hints.
+HINTS: Mapping[ErrorKind, str] = {
+    ErrorKind.RATE_LIMITED: "ask again after `retry_after` seconds, or a minute if it is None",
+    ErrorKind.USAGE_LIMIT: "wait until `limited_until`, or use another account or agent",
+    ErrorKind.OVERLOADED: "ask again later",
+    ErrorKind.AUTH: "log the agent in, or give it a valid key",
+    ErrorKind.BILLING: "check the payment or the credit of the account",
+    ErrorKind.INVALID_REQUEST: "change the prompt, the model or the agent's settings",
+    ErrorKind.CONTEXT_OVERFLOW: "send a shorter prompt; the session begins a new conversation",
+    ErrorKind.MAX_TURNS: "raise the agent's limit of turns, or ask for a smaller step",
+    ErrorKind.BUDGET: "raise the agent's budget",
+    ErrorKind.NETWORK: "check the connection to the provider and ask again",
+    ErrorKind.AGENT_EXITED: "see the stderr of the agent; `banksman doctor` checks its program",
+    ErrorKind.PROTOCOL: "update the agent, or report this with the session's log",
+    ErrorKind.OTHER: "",
+}
+
+
 class AgentError(BanksmanError):
-    """The agent failed: it could not be started, it died, or it reported a failure."""
+    """The agent failed: it could not be started, it died, or it reported a failure.
+
+    `kind`: the cause. `status`: the HTTP status of the provider. `retry_after`: seconds to wait, as
+    the provider said. `limited_until`: when the account's limit ends, in wall clock seconds, UTC.
+    `message`: the text without the hint. `raw`: the fields of the frame that decided the kind.
+    Each is None if the agent did not report it. Programs decide by these, never by the text.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        kind: ErrorKind = ErrorKind.OTHER,
+        status: int | None = None,
+        retry_after: float | None = None,
+        limited_until: float | None = None,
+        raw: Mapping[str, Any] | None = None,
+        **ids: object,
+    ) -> None:
+        super().__init__(message, hint=hint or HINTS[kind], **ids)
+        self.kind = kind
+        self.status = status
+        self.retry_after = retry_after
+        self.limited_until = limited_until
+        self.raw = raw
+
+    @property
+    def message(self) -> str:
+        """The text of the error without its hint."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        # The text is the agent's. A general hint of the kind is no part of it.
+        return self.message if self.hint == HINTS[self.kind] else super().__str__()
 
 
 class StoreError(BanksmanError):

@@ -46,8 +46,12 @@ def comparable(rows: list[Row]) -> list[Row]:
     ]
 
 
+# Members that later versions have added.
+ADDED = ("used", "added", "caller")
+
+
 def without_words(row: Row) -> Row:
-    data = json.loads(row["data"])
+    data = {name: value for name, value in json.loads(row["data"]).items() if name not in ADDED}
     return {**data, "error": data["error"] is not None} if "error" in data else data
 
 
@@ -82,6 +86,18 @@ async def test_opened_store_has_the_outcome_of_every_ended_turn(written: Written
         for row in expected:
             turn = await host.session(row["session"]).turn(row["turn"])
             assert await outcome_of(turn, row["session"]) == row
+
+
+async def test_usage_of_ended_turns_is_counted(written: Written, store: str) -> None:
+    """The version that wrote the store counted no usage. It is counted from the agent's own reports."""
+    known = {row["session"] for row in written.rows("session")} - set(OPEN)
+    events = [json.loads(row["data"]) for id in known for row in written.events(id) if row["kind"] == "turn.ended"]
+    reports: list[dict[str, int]] = [data["usage"] or {} for data in events if data["by"] != "withdrawn"]
+    assert reports
+    async with Host(store) as host:
+        found = [row.usage for row in await host.usage("session") if row.key in known]
+    assert sum(usage.turns for usage in found) == len(reports)
+    assert sum(usage.tokens.input for usage in found) == sum(usage.get("input_tokens", 0) for usage in reports)
 
 
 @pytest.mark.parametrize("session", OPEN)

@@ -102,6 +102,10 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/guard.md", '{\n  "agent_servers": {\n    "Gemini": {\n'): editor_entry,
     ("docs/how-to/guard.md", '{\n  "agent_servers": {\n    "Gemini": {"'): editor_entry,
     ("docs/how-to/guard.md", "[Service]"): unit,
+    ("docs/how-to/provider-errors.md", "import asyncio"): python(
+        script={"prompt": ['boundary {"is_error":true,"api_error_status":529,"result":"API Error: 529"}']},
+        prints="overloaded (529): ask again later\n",
+    ),
     ("docs/how-to/operator.md", "pip install"): shell(prints="Banksman is at"),
     ("docs/how-to/operator.md", "[serve]"): settings,
     ("docs/how-to/operator.md", "export BANKSMAN_URL"): shell(
@@ -115,6 +119,8 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/operator.md", "# prometheus.yml"): scrape,
     ("docs/how-to/operator.md", "umask 077"): shell(setup=["banksman run claude hello"], replace={"/backup/": "~/"}),
     ("docs/how-to/operator.md", "banksman drain"): shell(setup=["banksman serve"], prints="Banksman is at"),
+    ("docs/how-to/usage.md", "$ banksman run"): shell(prints="CALLER"),
+    ("docs/how-to/usage.md", "import asyncio"): python(prints="alice 1 10"),
     ("docs/how-to/web-ui.md", "pip install"): WEB_UI,
     ("docs/how-to/web-ui.md", "import os"): WEB_UI,
     ("docs/how-to/web-ui.md", "<!doctype html>"): WEB_UI,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from pathlib import Path
 
+import pytest
 from tests.sessions.helpers import SHORT_DRAIN, Case, answers, bodies, exists, opened, requesting, touch
 
-from banksman import Kind, Question
+from banksman import BackgroundTask, Kind, Question, UsageError
 from banksman.core.session import event as kinds
 
 # Much shorter than the waits of these tests. Other rules keep the processes alive.
@@ -19,8 +19,7 @@ IDLE = {"idle_seconds": 0.1}
 
 def tasks(*names: str) -> str:
     """Return the step by which the agent reports its present background tasks."""
-    each = [{"task_id": name, "task_type": "local_bash", "description": "a server"} for name in names]
-    return f"raw {json.dumps({'type': 'system', 'subtype': 'background_tasks_changed', 'tasks': each})}"
+    return " ".join(("tasks", *names))
 
 
 def asking(tool: str) -> str:
@@ -66,14 +65,14 @@ async def test_background_task_is_answered_and_keeps_its_process(tmp_path: Path)
 async def test_background_task_question_stays_open_through_other_turns(tmp_path: Path) -> None:
     over = tmp_path / "over"
     script = {"prompt 1": [tasks("b1"), "say started it", f"at idle {asking('Bash')}", f"at idle touch {over}"]}
-    async with opened(tmp_path, script, options={**IDLE, "clocks": {"bytes": 600.0}}) as case:
+    async with opened(tmp_path, script, options={**IDLE, "clocks": {"bytes": 600.0, "progress": 600.0}}) as case:
         await case.answer("one")
         await case.wait_kind(kinds.QUESTION_ASKED)
         (question,) = case.session.questions()
         turn = await case.reaches("@@tool_use Read\n@@tool_result done\n@@hang")
         # No turn waits for the question. So the clocks of the turn run, and the end of the turn does not end the
         # question.
-        assert [clock.is_running for clock in case.session.status().clocks] == [True]
+        assert [clock.is_running for clock in case.session.status().clocks] == [True, True]
         await turn.interrupt()
         assert (await case.outcome(turn)).kind is Kind.INTERRUPTED
         assert case.session.questions() == [question]
@@ -103,3 +102,66 @@ async def test_session_closes_while_background_task_lives(tmp_path: Path) -> Non
         # Like the real agent, this one does not end at the end of its stdin. The ladder ends it.
         await case.session.close()
         assert case.session.status().phase == "closed"
+
+
+async def test_outcome_waits_for_background_tasks_on_request(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = {"prompt 1": [tasks("b1"), "say started it", f"at idle wait {go}", f"at idle {tasks('b2')}"]}
+    async with opened(tmp_path, script) as case:
+        turn = await case.ask("one")
+        outcome = await case.outcome(turn)
+        assert outcome.background == (BackgroundTask("b1", "local_bash", "task b1"),)
+        waiting = asyncio.create_task(turn.outcome(background="wait"))
+        # A turn that is found in the log waits too.
+        found = asyncio.create_task((await case.session.turn(turn.id)).outcome(background="wait"))
+        await case.answer("@@say meanwhile")
+        assert not waiting.done()
+        touch(go)
+        # Another task runs now, but it is not one of this turn.
+        assert (await waiting).text == "started it"
+        assert (await found).background == outcome.background
+        changes = [[task["id"] for task in body["tasks"]] for body in bodies(await case.events(), kinds.TASKS_CHANGED)]
+        assert changes == [["b1"], ["b2"]]
+
+
+async def test_wait_for_background_tasks_ends_with_their_process(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"prompt 1": [tasks("b1"), "say started it"]}) as case:
+        turn = await case.ask("one")
+        await case.outcome(turn)
+        os.kill(case.session.status().pids[0], signal.SIGKILL)
+        assert (await turn.outcome(background="wait")).kind is Kind.DONE
+
+
+async def test_outcome_refuses_unknown_word_for_background_tasks(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.ask("one")
+        with pytest.raises(UsageError, match="background cannot be 'ignore'"):
+            await turn.outcome(background="ignore")
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_drain_waits_for_background_tasks(tmp_path: Path, is_left: bool) -> None:
+    go = tmp_path / "go"
+    script = {"prompt 1": [tasks("b1"), "say started it", f"at idle wait {go}", f"at idle {tasks()}"]}
+    async with opened(tmp_path, script) as case:
+        await case.answer("one")
+        if is_left:
+            case.session.leave_nowait(60.0)
+        else:
+            case.session.drain_nowait()
+        closing = asyncio.create_task(case.session.wait_closed())
+        await case.session.head()
+        assert not closing.done()
+        assert case.session.status().pids
+        touch(go)
+        await closing
+        *_, last = await case.kinds()
+        assert last == (kinds.SESSION_LEFT if is_left else kinds.SESSION_CLOSED)
+        assert bodies(await case.events(), kinds.TASKS_CHANGED)[-1] == {"tasks": []}
+
+
+async def test_drain_gives_up_background_tasks_after_its_time(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"prompt 1": [tasks("b1"), "say it"]}, options={"background_seconds": 0.1}) as case:
+        await case.answer("one")
+        case.session.drain_nowait()
+        await case.session.wait_closed()

@@ -61,6 +61,8 @@ def test_builtin_profiles_load() -> None:
         assert profile.capabilities >= {"images", "interrupt", "questions", "resume"}
         assert profile.scrub == ("nesting",)
         assert profile.clocks["start"] >= 60.0
+        # A turn that hangs must not block its queue forever, and a slow one must not be cut off.
+        assert (profile.clocks["bytes"], profile.clocks["progress"]) == (1800.0, 7200.0)
 
 
 def test_claude_profile_has_expected_values() -> None:
@@ -225,12 +227,18 @@ def test_profile_file_of_caller_is_loaded(tmp_path: Path) -> None:
     assert (mine.name, mine.title, mine.command) == ("mine", "mine", ("x",))
     assert mine.source == str(file)
     assert mine.timings == Timings(grace=3.0)
-    assert dict(mine.clocks) == {"overall": 0.5}
+    assert dict(mine.clocks) == {"bytes": 1800.0, "progress": 7200.0, "overall": 0.5}
     assert mine.capabilities == frozenset()
     assert (mine.quiet_seconds, mine.after_interrupt, mine.leaves_tools) == (0.0, "sweep", False)
     assert mine.quirks == Quirks()
     assert dict(mine.variables) == {}
     assert mine.repairs() == []
+
+
+def test_profile_turns_a_watchdog_off_with_zero(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(SMALLEST + "[clocks]\nbytes = 0\nprogress = 60\n")
+    assert dict(known_agents.load_file(file).clocks) == {"progress": 60.0}
 
 
 def test_docs_example_profile_uses_every_key(users: Path) -> None:
@@ -244,7 +252,7 @@ def test_docs_example_profile_uses_every_key(users: Path) -> None:
     assert agent.capabilities == {"interrupt", "questions", "resume"}
     assert (agent.drain_seconds, agent.quiet_seconds, agent.after_interrupt) == (5.0, 0.1, "sweep")
     assert agent.timings == Timings(eof=1.0, grace=5.0, linger=0.3, drain=2.0)
-    assert dict(agent.clocks) == {"start": 60.0}
+    assert dict(agent.clocks) == {"start": 60.0, "bytes": 1800.0, "progress": 7200.0}
     assert (agent.scrub, dict(agent.variables)) == (("nesting",), {"HOUSE_AGENT_TELEMETRY": "off"})
     assert agent.quirks == Quirks(cancel_may_say=("end_turn",), error_texts=("^API error: ",), silence_is_error=True)
     assert agent.leaves_tools

@@ -292,7 +292,8 @@ async def test_follow_refuses_invalid_cursor(tmp_path: Path) -> None:
 
 
 async def test_status_reports_each_phase(tmp_path: Path) -> None:
-    async with opened(tmp_path, name="it", options={"clocks": {"overall": 60.0}}) as case:
+    clocks = {"overall": 60.0, "bytes": None, "progress": None}
+    async with opened(tmp_path, name="it", options={"clocks": clocks}) as case:
         status = case.session.status()
         assert (status.name, status.phase, status.holder, status.pids) == ("it", "idle", None, ())
         turn = await case.running("one")

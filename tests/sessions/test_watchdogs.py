@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.sessions.helpers import SHORT_DRAIN, Case, bodies, ended, opened, touch
+from tests.sessions.helpers import SHORT_DRAIN, Case, bodies, ended, let_pass, opened, touch
 
 from banksman import Kind
 from banksman.core.session import event as kinds
@@ -57,6 +57,27 @@ async def test_silence_clocks_resume_after_tool(tmp_path: Path) -> None:
 async def test_long_thinking_is_not_silence(tmp_path: Path) -> None:
     async with opened(tmp_path, options={"clocks": {"bytes": 1.0}}) as case:
         assert (await case.answer("@@thinking 65 0.02\n@@say thought")).text == "thought"
+
+
+async def test_silent_turn_is_warned_and_ended_by_default(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        turn = await case.reaches("@@say begun\n@@hang")
+        assert running(case) == {"bytes", "progress"}
+        let_pass(900.0)
+        warning = await case.wait_kind(kinds.CLOCK_WARNING)
+        assert (warning.turn, warning.body["clock"], warning.body["seconds"]) == (turn.id, "bytes", 1800.0)
+        let_pass(900.0)
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.clock) == (Kind.INTERRUPTED, "bytes")
+        assert (await case.answer("@@say next")).text == "next"
+
+
+async def test_caller_turns_default_clocks_off(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"clocks": {"bytes": None, "progress": None}}) as case:
+        turn = await case.reaches("@@say begun\n@@hang")
+        assert running(case) == set()
+        await turn.interrupt()
+        await case.outcome(turn)
 
 
 async def test_question_pauses_other_clocks(tmp_path: Path) -> None:

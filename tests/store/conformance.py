@@ -33,6 +33,7 @@ pytest.register_assert_rewrite(
     "tests.store.conformance_sessions",
     "tests.store.conformance_shared",
     "tests.store.conformance_machine",
+    "tests.store.conformance_usage",
 )
 
 from tests.store.conformance_machine import Machine  # noqa: E402
@@ -40,6 +41,7 @@ from tests.store.conformance_order import OrderConformance  # noqa: E402
 from tests.store.conformance_reads import ReadingConformance  # noqa: E402
 from tests.store.conformance_sessions import SessionsConformance  # noqa: E402
 from tests.store.conformance_shared import SharedLogConformance  # noqa: E402
+from tests.store.conformance_usage import UsageConformance  # noqa: E402
 from tests.store.conformance_writes import WritingConformance  # noqa: E402
 from tests.store.kit import (  # noqa: E402
     AT,
@@ -77,7 +79,7 @@ __all__ = [
 ]
 
 
-class LogConformance(WritingConformance, ReadingConformance, OrderConformance, SessionsConformance):
+class LogConformance(WritingConformance, ReadingConformance, OrderConformance, SessionsConformance, UsageConformance):
     """Subclass it as `Test…` and implement `open_log`."""
 
     # Number of random runs against the list model. Each run opens a new log.

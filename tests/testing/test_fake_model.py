@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -257,6 +258,12 @@ def test_script_is_the_last_user_message(client: Client, messages: list[Json], h
         "@@error 529 0",
         "@@error 529 1 1",
         "@@overflow x",
+        "@@throttle",
+        "@@throttle x",
+        "@@limit -1",
+        "@@limit 5 1 1",
+        "@@used 42",
+        "@@used 101 5",
         "@@sseerror",
         "@@drop x",
         "@@next",
@@ -298,6 +305,34 @@ def test_error_directive_repeats_and_then_the_rest_plays(fake: FakeModel, client
     client.ask(f"again\n{script}")
     assert client.answer()[0] == 529
     assert outcomes(fake)[:4] == ["http_529", "http_529", "http_400", "done"]
+
+
+def test_throttle_says_when_to_retry(client: Client) -> None:
+    client.ask("@@throttle 7 1\n@@text better")
+    status, body = client.answer()
+    assert (status, body["error"]["type"], client.headers["retry-after"]) == (429, "rate_limit_error", "7")
+    assert client.says("@@throttle 7 1\n@@text better") == "better"
+
+
+def test_limit_reports_used_up_window_of_account(client: Client) -> None:
+    before = int(time.time())
+    client.ask("@@limit 60")
+    assert client.answer()[0] == 429
+    assert client.headers["anthropic-ratelimit-unified-status"] == "rejected"
+    assert before + 60 <= int(client.headers["anthropic-ratelimit-unified-reset"]) <= time.time() + 61
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_used_reports_window_beside_the_answer(client: Client, stream: bool) -> None:
+    client.ask("@@used 42 60\n@@text fine", stream=stream)
+    assert (said(client.stream()) if stream else client.answer()[1]["content"][0]["text"]) == "fine"
+    assert client.headers["anthropic-ratelimit-unified-5h-utilization"] == "0.42"
+
+
+@pytest.mark.parametrize("line", ["@@throttle 1", "@@limit 1", "@@used 1 1"])
+def test_headers_after_text_are_refused(client: Client, line: str) -> None:
+    client.ask(f"@@text hello\n{line}")
+    assert client.answer()[0] == 400
 
 
 def test_overflow_has_the_words_of_the_real_model(client: Client) -> None:

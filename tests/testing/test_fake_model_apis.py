@@ -115,6 +115,16 @@ def test_overflow_has_the_words_of_the_real_model(api: Spelling, client: Client)
     assert api.kind(body) == kinds.get(api.name, api.kinds[400])
 
 
+def test_limit_has_the_shape_of_its_api(api: Spelling, client: Client) -> None:
+    api.send(client, ("user", "@@limit 60"))
+    status, body = client.answer()
+    assert (status, client.headers["retry-after"]) == (429, "60")
+    if api.name == "responses":
+        assert body["error"]["type"] == "usage_limit_reached"
+        assert str(body["error"]["resets_at"]) == client.headers["x-codex-primary-reset-at"]
+        assert client.headers["x-codex-primary-used-percent"] == "100"
+
+
 def test_sseerror_ends_the_stream_with_an_error_event(api: Spelling, client: Client, fake: FakeModel) -> None:
     api.send(client, ("user", f"@@text so \n@@sseerror {api.kinds[429]}"))
     assert client.head() == 200

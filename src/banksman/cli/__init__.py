@@ -34,6 +34,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "log": "Print the events of a session.",
         "agents": "List the known agents, what each can do, and which are installed.",
         "hosts": "List the hosts that share a store, and their free room.",
+        "usage": "Show tokens, cost and working time by day, session, agent or caller.",
     },
     "serve": {
         "serve": "Serve sessions and commands over HTTP, with a web page.",

@@ -75,6 +75,13 @@ def add_cwd(parser: Parser) -> None:
     )
 
 
+def add_caller(parser: Parser) -> None:
+    """Add the flag --caller."""
+    parser.add_argument(
+        "--caller", metavar="NAME", help="count the usage of the turn under this name"
+    )
+
+
 def ask_to_open(
     client: Client,
     arguments: argparse.Namespace,
@@ -110,7 +117,7 @@ def _whole(folder: str) -> str:
 
 
 def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Build the body of an ask: `prompt`, `priority` and, if the verb has the flag, `on_busy`."""
+    """Build the body of an ask: `prompt`, `priority`, and those of its options that are set."""
     prompt: str | None = arguments.prompt
     body: dict[str, Any] = {"prompt": _on_stdin() if prompt in (None, "-") else prompt}
     if arguments.priority is not None:
@@ -120,7 +127,27 @@ def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
             body["priority"] = arguments.priority
     if getattr(arguments, "on_busy", None) is not None:
         body["on_busy"] = arguments.on_busy
+    if arguments.deadline is not None:
+        body["deadline"] = arguments.deadline
+    if arguments.caller is not None:
+        body["caller"] = arguments.caller
     return body
+
+
+def add_deadline(flags: Parser) -> None:
+    """Add `--deadline`."""
+    flags.add_argument(
+        "--deadline",
+        type=float,
+        metavar="S",
+        help="end the ask S seconds from now: withdraw it if it still waits, else stop its turn",
+    )
+
+
+def check_deadline(flags: Parser, arguments: argparse.Namespace) -> None:
+    """Exit with a usage error if `--deadline` is no positive number of seconds."""
+    if arguments.deadline is not None and not 0 < arguments.deadline < 1e8:
+        flags.error("--deadline must be a number of seconds greater than 0")
 
 
 def _on_stdin() -> str:

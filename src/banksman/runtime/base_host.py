@@ -25,6 +25,8 @@ from banksman.errors import BanksmanError, Closed, NotFound, StoreError, UsageEr
 from banksman.runtime.loop_bound import LoopBound
 
 if TYPE_CHECKING:
+    import datetime
+
     from banksman.core.wire.redaction import Redactor
     from banksman.sessions.cluster_hooks import ClusterHooks
     from banksman.sessions.questions import OnQuestion
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from banksman.sessions.session import Session
     from banksman.sessions.session_spec import Permit
     from banksman.sessions.tools import Tool
-    from banksman.store.log import KnownSession, Log, MultiSessionPage
+    from banksman.store.log import KnownSession, Log, MultiSessionPage, UsageBy, UsageRow
 
 log = logging.getLogger("banksman")
 
@@ -318,6 +320,23 @@ class Host(LoopBound, CommandStarter):
         """
         self._bind()
         return await self._own_sessions().read_many(after, limit, sessions)
+
+    async def usage(
+        self,
+        by: UsageBy = "day",
+        *,
+        since: datetime.date | str | None = None,
+        until: datetime.date | str | None = None,
+    ) -> list[UsageRow]:
+        """Return the usage of all turns in the store: tokens, cost, working time and turns.
+
+        `by`: the rows are days, sessions, agents or callers. `since`, `until`: the first and the
+        last day, in UTC. Deleted sessions stay counted, and imported ones are not.
+        """
+        self._bind()
+        store = self._own_sessions().store
+        await store.ready()
+        return await store.usage(by, since=since, until=until)
 
     async def wait_past(self, position: str) -> None:
         """Wait until an event is committed after a position, in any session."""

@@ -19,6 +19,7 @@ from banksman.runtime.base_host import Host
 from banksman.sessions.diagnostics import TurnTimes
 
 if TYPE_CHECKING:
+    from banksman.core.session.usage import Usage
     from banksman.sessions.registry import SessionRegistry
     from banksman.store.log import Owner
 
@@ -50,12 +51,13 @@ class HostStats:
 
     `phases`: sessions by phase. If `is_listed` is False, the store could not be read, and only
     sessions open on this host are counted. `clocks`: for each name of a running clock, the fewest
-    seconds left.
+    seconds left. `limited_until`: for each agent with a limited account, when its last limit ends.
 
     These values only grow:
     - `counters` and `turns`, of sessions (see `CountTotals`).
     - `store`, of the log (see `Log.counters`).
     - `commands_ended`, by reason.
+    - `usage`, by agent.
     - `swept`, `survivors` and `output_dropped`, of commands and agents.
     """
 
@@ -74,6 +76,9 @@ class HostStats:
     swept: int = 0
     survivors: int = 0
     output_dropped: int = 0
+    usage: Mapping[str, Usage] = field(default_factory=dict[str, "Usage"])
+    limited: int = 0
+    limited_until: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def take(host: Host) -> HostStats:
@@ -132,6 +137,10 @@ def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
     clocks: dict[str, float] = {}
     for clock in (clock for status in here.values() for clock in status.clocks if clock.is_running):
         clocks[clock.name] = min(clock.left, clocks.get(clock.name, clock.left))
+    limited: dict[str, float] = {}
+    for status in here.values():
+        if status.limited_until is not None:
+            limited[status.agent] = max(status.limited_until, limited.get(status.agent, 0.0))
     counters = sessions.totals.counters()
     return replace(
         stats,
@@ -144,9 +153,12 @@ def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
         counters=counters,
         turns=sessions.totals.turns(),
         times=sessions.totals.times(),
+        usage=sessions.totals.usage(),
         store=sessions.store.counters(),
         swept=stats.swept + counters["swept"],
         survivors=stats.survivors + counters["survivors"],
+        limited=sum(status.limited_until is not None for status in here.values()),
+        limited_until=limited,
     )
 
 

@@ -27,6 +27,7 @@ from banksman.server.api import (
     host_routes,
     session_routes,
     turn_routes,
+    usage_routes,
 )
 from banksman.server.api.route import Endpoint, HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
@@ -43,6 +44,7 @@ ROUTES: tuple[Route, ...] = (
     *command_routes.ROUTES,
     *host_routes.ROUTES,
     *admin_routes.ROUTES,
+    *usage_routes.ROUTES,
 )
 
 

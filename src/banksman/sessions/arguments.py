@@ -10,7 +10,8 @@ from `Config`:
 - turns: `drain_seconds`, `settle_seconds`, `start_seconds`, `write_seconds`, `collect_seconds`,
   `setting_seconds`; `quiet_seconds`: how long the agent must be quiet after its boundary before the
   turn is over; `after_interrupt`: tools that the agent leaves running when it is interrupted are
-  ended ("sweep") or only reported ("keep"); `clocks`: a mapping from the watchdog's name
+  ended ("sweep") or only reported ("keep"); `clocks`: a mapping from the watchdog's name;
+  `background_seconds`: how long a drain waits for background tasks of the agent
 - the queue: `ageing_seconds`, `hold_idle_seconds`, `queue_max`, `when_full` ("refuse" or "drop"),
   `attempts_max`: how often a preempted ask is queued again
 - questions: `question_seconds` (None: no limit), `question_default`: the answer after that time
@@ -83,6 +84,8 @@ ON_PREEMPT = ("end", "requeue")
 _CAPABILITIES = {"image": "images", "audio": "audio"}
 # Far more classes than a person can distinguish.
 PRIORITY_MAX = 1_000_000
+# Long enough for a name, an address or a UUID.
+CALLER_CHARACTERS_MAX = 200
 # Options arrive from Python and as JSON.
 _OFF_HINT = "use None (JSON: null) to turn it off"
 # -- how a session is opened -----------------------------------------------------------------------
@@ -240,8 +243,11 @@ class AskChecks:
         schema: Any = None,
         rules: Any = None,
         hold: str | None = None,
+        deadline: Any = None,
+        wall: float = 0.0,
+        caller: Any = None,
     ) -> Ask:
-        """Check the arguments of an ask and return the ask."""
+        """Check the arguments of an ask and return the ask. `wall`: the Unix time at `at`."""
         if on_busy not in ON_BUSY:
             hint = f"use one of: {', '.join(ON_BUSY)}"
             raise UsageError(f"on_busy cannot be {on_busy!r}", hint=hint)
@@ -251,6 +257,8 @@ class AskChecks:
         if key is not None and not isinstance(key, str):
             hint = "use text that stays the same when the ask is repeated"
             raise UsageError(f"key cannot be {key!r:.60}", hint=hint)
+        seconds = _checked_deadline(deadline)
+        check_caller(caller)
         if on_busy == "steer":
             self._check_steering(schema, rules)
         if schema is not None:
@@ -279,6 +287,9 @@ class AskChecks:
             at=at,
             rules=tool_rules.parse(rules),
             schema=schema,
+            deadline=None if seconds is None else wall + seconds,
+            due=None if seconds is None else at + seconds,
+            caller=caller,
         )
 
     def check_setting(self, name: str, value: Any) -> None:
@@ -315,6 +326,29 @@ class AskChecks:
             hint = 'use {"type": "object", "properties": {"answer": …}}: agents pass it to a tool'
             raise UsageError("the schema of an answer must have the type object", hint=hint)
         schemas.check(cast(object, schema))
+
+
+def _checked_deadline(deadline: Any) -> float | None:
+    if deadline is None:
+        return None
+    check_seconds("deadline", deadline)
+    if not 0 < deadline <= SECONDS_MAX:
+        hint = f"use seconds from now, more than 0 and at most {SECONDS_MAX:.0f}, or None"
+        raise UsageError(f"deadline cannot be {deadline!r:.60}", hint=hint)
+    return float(deadline)
+
+
+def check_caller(caller: Any) -> None:
+    """Raise `UsageError` if usage cannot be counted under this name; None means no name."""
+    if caller is None:
+        return
+    if (
+        not isinstance(caller, str)
+        or not 1 <= len(caller) <= CALLER_CHARACTERS_MAX
+        or not caller.isprintable()
+    ):
+        hint = f"use 1 to {CALLER_CHARACTERS_MAX} printable characters"
+        raise UsageError(f"caller cannot be {caller!r:.60}", hint=hint)
 
 
 def priority_of(value: Any) -> int:

@@ -1,7 +1,7 @@
-"""Session diagnostics: counters, turn durations and a recorder of the last facts.
+"""Session diagnostics: counters, turn durations, usage and a recorder of the last facts.
 
-A session has `Counters`, `TurnTimes` and a `Recorder`. `CountTotals` sums the counters and times of
-all sessions of a host. `runtime/host_stats.py` reports the sums.
+A session has `Counters`, `TurnTimes`, a `UsageCount` and a `Recorder`. `CountTotals` sums the
+counters, times and usage of all sessions of a host. `runtime/host_stats.py` reports the sums.
 
 Each session has its own counters, and they vanish with the session. A sum that an operator follows
 for days must not fall because of that. So when a session ends here, its counters are added to the
@@ -24,6 +24,8 @@ from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, E
 from banksman.core.session.facts import Asked, Fact, FramesRead
 from banksman.core.session.outcome import Kind
 from banksman.core.session.state import Session
+from banksman.core.session.usage import NO_USAGE, Usage
+from banksman.core.session.usage_events import additions
 
 # -- times ----------------------------------------------------------------------------------------
 # Upper bounds in seconds. The range is wide because an agent answers in a second or works for an
@@ -120,6 +122,24 @@ class TurnTimes:
         self.turn.update(other.turn)
 
 
+# -- usage -----------------------------------------------------------------------------------------
+class UsageCount:
+    """Usage that was written to the log, of one session or of several together.
+
+    `highest`: the sum, which never falls. An event may correct an earlier one downwards.
+    """
+
+    __slots__ = ("_sum", "highest")
+
+    def __init__(self) -> None:
+        self._sum = self.highest = NO_USAGE
+
+    def note(self, entries: Sequence[Entry]) -> None:
+        for _, added in additions(entries):
+            self._sum = self._sum.plus(added)
+            self.highest = self.highest.most(self._sum)
+
+
 # -- all sessions of a host ----------------------------------------------------------------------
 class SessionCounts(NamedTuple):
     """Counters of one session.
@@ -130,6 +150,8 @@ class SessionCounts(NamedTuple):
     counters: Counters
     outcomes: Counter[str]
     turn_times: TurnTimes
+    usage: UsageCount
+    agent: str = ""
 
 
 class CountTotals:
@@ -143,6 +165,7 @@ class CountTotals:
         self._counters: Counter[str] = Counter(dict.fromkeys(Counters.__slots__, 0))
         self._turns: Counter[str] = Counter({kind.value: 0 for kind in Kind})
         self._times = TurnTimes()
+        self._usage: dict[str, Usage] = {}
 
     def follow(self, finished: asyncio.Future[None], counted: SessionCounts) -> None:
         """Include a session in the sums.
@@ -158,6 +181,7 @@ class CountTotals:
         self._counters.update(_by_name(counted.counters))
         self._turns.update(counted.outcomes)
         self._times.update(counted.turn_times)
+        _add_usage(self._usage, counted)
 
     def counters(self) -> Mapping[str, int]:
         """Return the sums of all fields of `Counters`."""
@@ -173,12 +197,24 @@ class CountTotals:
             total.update(counted.outcomes)
         return total
 
+    def usage(self) -> Mapping[str, Usage]:
+        """Return the usage by agent."""
+        total = dict(self._usage)
+        for counted in self._open.values():
+            _add_usage(total, counted)
+        return total
+
     def times(self) -> TurnTimes:
         """Return the queue times and turn times of all sessions."""
         total = TurnTimes()
         for times in (self._times, *(counted.turn_times for counted in self._open.values())):
             total.update(times)
         return total
+
+
+def _add_usage(total: dict[str, Usage], counted: SessionCounts) -> None:
+    usage = total.get(counted.agent, NO_USAGE)
+    total[counted.agent] = usage.plus(counted.usage.highest)
 
 
 def _by_name(counters: Counters) -> dict[str, int]:

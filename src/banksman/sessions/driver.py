@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -60,7 +61,7 @@ from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
 from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
 from banksman.sessions.agent_process import DrivenProcess, Spawn
-from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes
+from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes, UsageCount
 from banksman.sessions.frame_reader import FrameReader
 from banksman.sessions.log_writer import LogWriter
 from banksman.sessions.outcome_listener import OutcomeListener, tell
@@ -96,6 +97,7 @@ class Driver:
         self.id = id
         self.counters = Counters()
         self.turn_times = TurnTimes()
+        self.usage = UsageCount()
         self.recorder = Recorder()
         self.last_in: float | None = None
         self.last_out: float | None = None
@@ -103,7 +105,7 @@ class Driver:
         self.error: BaseException | None = None
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        queue = ask_queue.restart_waits(past.session.queue, self.now())
+        queue = ask_queue.restart_waits(past.session.queue, self.now(), time.time())
         # The state without the last plain frames, which `state` adds.
         self._state: Session = replace(past.session, queue=queue, kept=kept(past))
         self._plain_frames = 0
@@ -226,6 +228,7 @@ class Driver:
         match effect:
             case Append(entries=entries):
                 self.turn_times.note(entries, self.now())
+                self.usage.note(entries)
                 self._log_writer.append(entries)
                 if self._log_writer.is_behind:
                     self.on_backlog()

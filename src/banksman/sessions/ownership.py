@@ -179,7 +179,10 @@ class OwnedSession:
 
     @property
     def counted(self) -> SessionCounts:
-        return SessionCounts(self.driver.counters, self.futures.outcomes, self.driver.turn_times)
+        driver = self.driver
+        return SessionCounts(
+            driver.counters, self.futures.outcomes, driver.turn_times, usage=driver.usage
+        )
 
     @property
     def is_over(self) -> bool:

@@ -75,6 +75,10 @@ _TOP = frozenset(
 _NONE = Quirks()
 _LADDER = frozenset(("eof_grace", "grace", "linger", "drain"))
 _CLOCKS = frozenset(str(name) for name in ClockName)
+# Watchdogs of a turn that every agent has, unless its profile or the caller says otherwise. Without
+# them, a turn that hangs would block its queue until a person acts. They are long: a model may
+# think for minutes, and both stand still while a tool runs or a question waits.
+TURN_CLOCKS = MappingProxyType({"bytes": 1800.0, "progress": 7200.0})
 _ENV = frozenset(("scrub", "set"))
 _QUIRKS = frozenset(
     (
@@ -83,6 +87,7 @@ _QUIRKS = frozenset(
         "error_texts",
         "silence_is_error",
         "recites_late",
+        "usage_is_total",
         "serves",
         "note",
     )
@@ -246,7 +251,7 @@ class Profile:
     """Known properties of an agent.
 
     - `source`: the file of the profile; None for a profile of the package
-    - `clocks`: seconds by the watchdog's name
+    - `clocks`: seconds by the watchdog's name; see `TURN_CLOCKS`
     - `scrub`, `variables`: variables to remove from and to add to its environment, see
       process/launch.py
     - `quiet_seconds`: how long the agent must be quiet after a boundary
@@ -340,7 +345,7 @@ def parse(
             drain=ladder.seconds("drain", usual.drain),
             eof=ladder.seconds("eof_grace", 0.0) if "eof_grace" in ladder.data else None,
         ),
-        clocks=MappingProxyType({key: clocks.seconds(key, 0.0) for key in clocks.data}),
+        clocks=MappingProxyType(_clock_seconds(clocks)),
         scrub=env.words("scrub"),
         variables=MappingProxyType(_variables(env)),
         quirks=read,
@@ -393,6 +398,7 @@ def _quirks(table: ProfileTable) -> Quirks:
         silence_is_error=table.flag("silence_is_error"),
         serves=table.words("serves", SERVICES, among=SERVICES),
         recites_late=table.flag("recites_late"),
+        usage_is_total=table.flag("usage_is_total"),
     )
 
 
@@ -426,3 +432,10 @@ def transcript_path(
         rest = found["rest"].replace("{cwd_slug}", slug).replace("{conversation}", conversation)
         return Path(os.fsdecode(below), rest)
     return None
+
+
+def _clock_seconds(clocks: ProfileTable) -> dict[str, float]:
+    """Return the watchdogs of a profile. TOML has no null, so 0 turns a watchdog of a turn off."""
+    said = {key: clocks.seconds(key, 0.0) for key in clocks.data}
+    found = {**TURN_CLOCKS, **said}
+    return {key: seconds for key, seconds in found.items() if seconds or key == ClockName.START}

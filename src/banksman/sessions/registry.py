@@ -274,7 +274,7 @@ class SessionRegistry:
         )
         startup.callbacks = owned.callbacks
         owned.futures.on_resolved = functools.partial(self._on_turn_over, session)
-        self.totals.follow(owned.futures.finished, owned.counted)
+        self.totals.follow(owned.futures.finished, owned.counted._replace(agent=session.agent))
         self._guard.watch(session.id, owned)
         self._table.add(session)
         self._startups[session.id] = startup

@@ -16,6 +16,7 @@ import asyncio
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -144,6 +145,8 @@ class Session(SessionLifecycle):
         key: str | None = None,
         schema: Mapping[str, Any] | None = None,
         rules: Mapping[str, str] | None = None,
+        deadline: float | None = None,
+        caller: str | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
 
@@ -154,10 +157,18 @@ class Session(SessionLifecycle):
         `key`: idempotency key; a key that was used before returns the turn of that first ask.
         `schema`: JSON schema; the outcome has a value that fits it (`structured`), or is FAILED.
         `rules`: rules for the tools of this turn, which take precedence over the session's rules.
+        `deadline`: seconds from now in which the ask must be over, also across a restart of the
+        host. An ask that still waits then is WITHDRAWN and never sent. A running turn is
+        interrupted (INTERRUPTED). Both outcomes have `clock="deadline"`. A turn that several asks
+        share ends only when all of them are past their deadlines or withdrawn. With a used `key`,
+        the deadline of the first ask counts.
+        `caller`: the person or program that wants the turn; its usage is counted under this name.
         """
         if isinstance(key, str):
             # The log stores the redacted key, and a redacted key would not match the next ask.
             check_no_secret("key", key, self._redactor)
+        if isinstance(caller, str):
+            check_no_secret("caller", caller, self._redactor)
         owned = await self._own()
         ask = self._checks.ask(
             prompt,
@@ -169,6 +180,9 @@ class Session(SessionLifecycle):
             schema=schema,
             rules=rules,
             hold=current_hold(self.id),
+            deadline=deadline,
+            wall=time.time(),
+            caller=caller,
         )
         known = owned.keys.get(key)
         if known is not None and known[0].was_never_sent:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from banksman.core.dialects.dialect import Prompt
+from banksman.core.dialects.meaning import LimitWindow
 from banksman.core.session.agent_output import HANDSHAKE
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.facts import Timer
@@ -74,6 +75,22 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryStatus:
+    """Model call that failed and that the agent repeats by itself.
+
+    `seconds`: time until the retry; 0 if it is due or the delay is unknown. `cause`: the agent's
+    words. `error`: an `ErrorKind`.
+    """
+
+    attempt: int
+    attempts_max: int | None
+    seconds: float
+    cause: str
+    error: str
+    status: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """Status of a session.
 
@@ -89,6 +106,10 @@ class Status:
     the beginning of its prompt. `hold`: the granted hold. `waits_for_place`: a process is due, and
     other sessions occupy all slots for processes or for starts. `requests`: requests that the agent
     has not answered.
+
+    `limits`: usage windows of the agent's account, as the agent last reported them.
+    `limited_until`: when its limit ends, in wall clock seconds; None if it is not limited now.
+    `retry`: the retry that the running turn waits for.
     """
 
     id: str
@@ -114,6 +135,9 @@ class Status:
     owner: Owner | None = None
     holder_prompt: str | None = None
     requests: tuple[Request, ...] = ()
+    limits: tuple[LimitWindow, ...] = ()
+    limited_until: float | None = None
+    retry: RetryStatus | None = None
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
@@ -203,7 +227,8 @@ def _is_stuck(driver: Driver, stop_seconds_max: float) -> bool:
     turn = driver.state.own or driver.state.turn
     if turn is None or turn.phase is not TurnPhase.RUNNING or turn.tools:
         return False
-    return now - max(driver.last_in or 0.0, turn.began_at) > QUIET_SECONDS_MAX
+    due = 0.0 if turn.retry is None else turn.retry.due
+    return now - max(driver.last_in or 0.0, turn.began_at, due) > QUIET_SECONDS_MAX
 
 
 def _requests(driver: Driver, now: float) -> tuple[Request, ...]:
@@ -311,7 +336,28 @@ def from_driver(
         if granted is None or granted.ask is None
         else preview(granted.ask.prompt),
         requests=_requests(driver, now),
+        limits=state.limits,
+        limited_until=_in_future(state.limited_until, wall),
+        retry=_retry(granted, now),
     )
+
+
+def _retry(turn: Turn | None, now: float) -> RetryStatus | None:
+    if turn is None or turn.retry is None:
+        return None
+    told = turn.retry.told
+    return RetryStatus(
+        attempt=told.attempt,
+        attempts_max=told.attempts_max,
+        seconds=max(0.0, turn.retry.due - now),
+        cause=told.cause,
+        error=told.kind,
+        status=told.status,
+    )
+
+
+def _in_future(at: float | None, wall: float) -> float | None:
+    return at if at is not None and at > wall else None
 
 
 def from_listing(known: KnownSession | None, id: str, *, name: str | None, agent: str) -> Status:
@@ -383,4 +429,6 @@ def from_log(past: SessionHistory, seen: Status) -> Status:
         conversation=state.conversation,
         seq=state.head,
         cost=state.cost,
+        limits=state.limits,
+        limited_until=_in_future(state.limited_until, time.time()),
     )

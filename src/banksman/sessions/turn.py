@@ -20,10 +20,13 @@ from banksman.core.session.event import Event
 from banksman.core.session.idempotency import UNUSED, IdempotencyKey
 from banksman.core.session.outcome import Kind, Outcome, Receipt, outcome_of
 from banksman.core.session.turn import TurnPhase
-from banksman.errors import Moved, StoreError
+from banksman.errors import Moved, StoreError, UsageError
 from banksman.store.log import TurnPlace
 
 log = logging.getLogger("banksman")
+
+# What `Turn.outcome` does about background tasks that outlive the turn.
+BACKGROUND = ("report", "wait")
 
 
 class TurnSession(Protocol):
@@ -113,10 +116,15 @@ class Turn:
     def _has_ended(self) -> bool:
         return self._outcome.done() and isinstance(self._outcome.result(), Outcome)
 
-    async def outcome(self) -> Outcome:
+    async def outcome(self, *, background: str = "report") -> Outcome:
         """Wait for the outcome. Every kind of ending is returned, not raised.
 
         Cancelling the call only stops the wait.
+
+        `background`: what happens if the agent's background tasks still run when the turn has
+        ended. "report": the outcome lists them (`background`). "wait": the call also waits until
+        they are over. The outcome is the same. If the agent reacts to the end of a task, that is
+        a turn of its own.
 
         `Moved`: the turn has not ended and will not end on this host. Its session left this host
         (`Session.leave`) while the ask was queued. The ask is kept in the log, and the next owner
@@ -124,6 +132,9 @@ class Turn:
         outcome nor waits. The caller must not ask again. `await host.session(id).turn(turn)`
         returns a turn whose `outcome()` waits for the log. `follow` reports the outcome too.
         """
+        if background not in BACKGROUND:
+            hint = f"use one of: {', '.join(BACKGROUND)}"
+            raise UsageError(f"background cannot be {background!r:.60}", hint=hint)
         if self._watch is not None and not self._outcome.done():
             await self._find_outcome(self._watch)
         outcome = await asyncio.shield(self._outcome)
@@ -131,7 +142,27 @@ class Turn:
             # Each caller gets a copy of the error. A shared instance that is raised repeatedly
             # would keep the stack frames of all callers alive.
             raise copy(outcome)
+        if background == "wait" and outcome.background:
+            await self._wait_tasks({task.id for task in outcome.background})
         return outcome
+
+    async def _wait_tasks(self, tasks: set[str]) -> None:
+        """Wait until the log shows that these background tasks are over.
+
+        Every end of a process is such an event, also one that recovery finds. Without the end of
+        the turn in the log there is nothing to wait for: the session has lost its process.
+        """
+        place = await self.session.find_turn(self.id)
+        if place is None or place.ended is None:
+            return
+        async with aclosing(self.session.events(place.ended, waits=True)) as events:
+            async for event in events:
+                if event.kind in (kinds.PROCESS_STARTED, kinds.SESSION_STORE_RETURNED):
+                    return
+                if event.kind == kinds.TASKS_CHANGED:
+                    tasks &= {task["id"] for task in event.body["tasks"]}
+                    if not tasks:
+                        return
 
     def watch(self, watch: LoggedTurn) -> None:
         """Take the outcome from the log, because this host will not be notified of it."""

@@ -47,11 +47,13 @@ position.
 
 from __future__ import annotations
 
+import datetime
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from banksman.core.session.event import Entry, Event, Project
+from banksman.core.session.usage import Usage
 from banksman.errors import NotOwner, StoreError
 
 # Upper bound of a page, whatever limit the caller passes. It keeps a reader from holding a whole
@@ -66,6 +68,7 @@ NUMBER_MAX = 1 << 53
 Done = Callable[[StoreError | NotOwner | None], None]
 # Returns the projection that shows a session's frames to readers: one dialect per session.
 ProjectOf = Callable[[str], Project | None]
+UsageBy = Literal["day", "session", "agent", "caller"]
 
 
 class Head(NamedTuple):
@@ -171,6 +174,17 @@ class MultiSessionPage(NamedTuple):
     events: Sequence[PositionedEvent]
     position: str
     gaps: Mapping[str, int]
+
+
+class UsageRow(NamedTuple):
+    """Usage of one day, session, agent or caller.
+
+    `key`: the day as `YYYY-MM-DD` in UTC, the session's id, the agent's name or the caller; None
+    for turns without a caller.
+    """
+
+    key: str | None
+    usage: Usage
 
 
 class OwnershipListener(Protocol):
@@ -434,6 +448,24 @@ class Log(Protocol):
 
     def find(self, id_or_name: str) -> KnownSession | None:
         """Find a session by its id, else by its name."""
+        ...
+
+    async def usage(
+        self,
+        by: UsageBy = "day",
+        *,
+        since: datetime.date | str | None = None,
+        until: datetime.date | str | None = None,
+    ) -> list[UsageRow]:
+        """Return the usage of all turns in the store, by day, session, agent or caller.
+
+        `since`, `until`: the first and the last day, in UTC. The rows are in the order of their
+        keys.
+
+        Usage belongs to the store, not to the history. It stays after a session is deleted, and
+        after retention has removed its events. A restored session brings none: the store that it
+        comes from has counted it.
+        """
         ...
 
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:

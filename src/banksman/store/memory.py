@@ -38,6 +38,7 @@ that it waits for would belong to another history.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import itertools
 import os
 import time
@@ -60,10 +61,13 @@ from banksman.store.log import (
     ProjectOf,
     Snapshot,
     TurnPlace,
+    UsageBy,
+    UsageRow,
 )
 from banksman.store.memory_commit import Completion, GroupCommit, PointWaiters
 from banksman.store.memory_session import MemorySession, place_of, placed_after, position_of
 from banksman.store.preconditions import check_after, check_seq, checked, checked_limit
+from banksman.store.usage import UsageTable, checked_query
 
 # Limit per session. A long day of one agent fits. A thousand sessions at this limit would not fit,
 # and belong on a disk.
@@ -92,6 +96,7 @@ class MemoryLog(GroupCommit):
         self._leases: dict[str, MemorySession] = {}
         # The number of the last chunk.
         self._number = 0
+        self._usage = UsageTable()
 
     def __repr__(self) -> str:
         waiting = sum(map(len, self._waiters.values())) + len(self._order_waiters)
@@ -177,6 +182,7 @@ class MemoryLog(GroupCommit):
             if expected_seq == state.tail:
                 weight = state.weight
                 self._accept(state, at, entries, snapshot)
+                self._usage.add_entries(session, state.agent, at, entries)
                 self._counters["events"] += len(entries)
                 self._counters["bytes"] += state.weight - weight + len(snapshot or b"")
             else:
@@ -336,6 +342,17 @@ class MemoryLog(GroupCommit):
         self._check_open()
         state = self._sessions.get(id_or_name) or self._named(id_or_name)
         return None if state is None else state.known(self._owner)
+
+    async def usage(
+        self,
+        by: UsageBy = "day",
+        *,
+        since: datetime.date | str | None = None,
+        until: datetime.date | str | None = None,
+    ) -> list[UsageRow]:
+        query = checked_query(by, since, until)
+        self._check_open()
+        return self._usage.rows(query)
 
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
         self._check_open()

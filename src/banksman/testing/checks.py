@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event
-from banksman.core.session.outcome import Outcome
+from banksman.core.session.outcome import Outcome, outcome_of
+from banksman.errors import ErrorKind
 
 Frame = dict[str, Any]
 
@@ -112,13 +113,22 @@ def _start(event: Event, queued: Collection[str], running: Mapping[str, set[str]
 def outcomes(events: Sequence[Event], given: Mapping[str, Outcome]) -> None:
     """Check that the outcomes given to callers, by turn, are those in the log (G2)."""
     logged = {
-        event.turn: event.body["outcome"] for event in events if event.kind == kinds.TURN_ENDED
+        event.turn: _ending(outcome_of(event.body))
+        for event in events
+        if event.kind == kinds.TURN_ENDED
     }
     for turn, outcome in given.items():
-        assert logged.get(turn) == outcome.kind, (
-            f"{turn}: told {outcome.kind}, logged {logged.get(turn)}"
+        assert logged.get(turn) == _ending(outcome), (
+            f"{turn}: told {_ending(outcome)}, logged {logged.get(turn)}"
         )
         assert outcome.durable
+
+
+def _ending(outcome: Outcome) -> tuple[object, ...]:
+    """Return the members of an outcome that a log without secrets has unchanged."""
+    failure = outcome.failure or {"kind": ErrorKind.OTHER}
+    names = ("kind", "status", "retry_after", "limited_until")
+    return outcome.kind, outcome.used_tools, *(failure.get(name) for name in names)
 
 
 def attribution(events: Sequence[Event], answers: Mapping[str, str | None] | None = None) -> None:

@@ -7,6 +7,7 @@ and `loop_thread.py` has the thread.
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Unpack, overload
@@ -18,7 +19,7 @@ from banksman.process.launch import Argv
 from banksman.sessions.questions import OnQuestion
 from banksman.sessions.session_spec import Permit
 from banksman.sessions.tools import Tool
-from banksman.store.log import MultiSessionPage
+from banksman.store.log import MultiSessionPage, UsageBy, UsageRow
 from banksman.threads.blocking import BlockingHost, close_unused, stop_untaken
 from banksman.threads.blocking_command import Command
 from banksman.threads.blocking_session import Session
@@ -242,6 +243,22 @@ class Host(BlockingHost):
         """
         return self._bridge.call(
             lambda: self._inner.read_many(after, limit=limit, sessions=sessions), CallPolicy.READS
+        )
+
+    def usage(
+        self,
+        by: UsageBy = "day",
+        *,
+        since: datetime.date | str | None = None,
+        until: datetime.date | str | None = None,
+    ) -> list[UsageRow]:
+        """Return the usage of all turns in the store: tokens, cost, working time and turns.
+
+        `by`: the rows are days, sessions, agents or callers. `since`, `until`: the first and the
+        last day, in UTC. Deleted sessions stay counted, and imported ones are not.
+        """
+        return self._bridge.call(
+            lambda: self._inner.usage(by, since=since, until=until), CallPolicy.READS
         )
 
     def take_up(self) -> None:

@@ -40,10 +40,15 @@ class Turn(BlockingWrapper[AsyncTurn]):
         """queued, starting, running, interrupting or ended."""
         return self._bridge.look(lambda: self._inner.state)
 
-    def outcome(self, *, timeout: float | None = None) -> Outcome:
+    def outcome(self, *, background: str = "report", timeout: float | None = None) -> Outcome:
         """Wait for the outcome. Every kind of ending is returned, not raised.
 
         Cancelling the call only stops the wait.
+
+        `background`: what happens if the agent's background tasks still run when the turn has
+        ended. "report": the outcome lists them (`background`). "wait": the call also waits until
+        they are over. The outcome is the same. If the agent reacts to the end of a task, that is
+        a turn of its own.
 
         `Moved`: the turn has not ended and will not end on this host. Its session left this host
         (`Session.leave`) while the ask was queued. The ask is kept in the log, and the next owner
@@ -53,7 +58,9 @@ class Turn(BlockingWrapper[AsyncTurn]):
 
         After `timeout` seconds: TimeoutError. The turn continues.
         """
-        return self._bridge.call(self._inner.outcome, CallPolicy.READS, timeout=timeout)
+        return self._bridge.call(
+            lambda: self._inner.outcome(background=background), CallPolicy.READS, timeout=timeout
+        )
 
     def __iter__(self) -> Reader[dict[str, Any]]:
         """Yield the agent's output in this turn from its beginning, as ACP session updates.
@@ -105,6 +112,8 @@ class Session(BlockingSession):
         key: str | None = None,
         schema: Mapping[str, Any] | None = None,
         rules: Mapping[str, str] | None = None,
+        deadline: float | None = None,
+        caller: str | None = None,
         timeout: float | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
@@ -116,6 +125,12 @@ class Session(BlockingSession):
         `key`: idempotency key; a key that was used before returns the turn of that first ask.
         `schema`: JSON schema; the outcome has a value that fits it (`structured`), or is FAILED.
         `rules`: rules for the tools of this turn, which take precedence over the session's rules.
+        `deadline`: seconds from now in which the ask must be over, also across a restart of the
+        host. An ask that still waits then is WITHDRAWN and never sent. A running turn is
+        interrupted (INTERRUPTED). Both outcomes have `clock="deadline"`. A turn that several asks
+        share ends only when all of them are past their deadlines or withdrawn. With a used `key`,
+        the deadline of the first ask counts.
+        `caller`: the person or program that wants the turn; its usage is counted under this name.
 
         Withdraws the ask on Ctrl-C, or if it is not accepted within `timeout` seconds.
         """
@@ -130,6 +145,8 @@ class Session(BlockingSession):
                     key=key,
                     schema=schema,
                     rules=rules,
+                    deadline=deadline,
+                    caller=caller,
                 ),
                 timeout=timeout,
                 undo=self._inner.let_go,
@@ -146,6 +163,8 @@ class Session(BlockingSession):
         key: str | None = None,
         schema: Mapping[str, Any] | None = None,
         rules: Mapping[str, str] | None = None,
+        deadline: float | None = None,
+        caller: str | None = None,
         timeout: float | None = None,
     ) -> Outcome:
         """Ask for one turn, and wait for its outcome. The parameters are those of `ask`.
@@ -163,6 +182,8 @@ class Session(BlockingSession):
                     key=key,
                     schema=schema,
                     rules=rules,
+                    deadline=deadline,
+                    caller=caller,
                 )
             ),
             timeout=timeout,

@@ -126,6 +126,22 @@ def test_cli_ask_exits_1_when_the_turn_fails(served: Served) -> None:
     assert done.stderr.splitlines()[-1].startswith("failed")
 
 
+def test_cli_ask_ends_at_its_deadline(served: Served) -> None:
+    served.open(name="deadline")
+    run(served, "ask", "deadline", "@@hang", "--no-wait")
+    late = run(served, "ask", "deadline", "late", "--deadline", "0.1")
+    assert late.returncode == 1
+    assert late.stderr.splitlines()[-1].startswith("withdrawn by the deadline clock")
+    assert run(served, "interrupt", "deadline").returncode == 0
+
+
+@pytest.mark.parametrize("verb", ["ask", "run"])
+def test_cli_refuses_deadline_of_zero(served: Served, verb: str) -> None:
+    done = run(served, verb, "claude", "hello", "--deadline", "0")
+    assert done.returncode == 2
+    assert "--deadline must be a number of seconds greater than 0" in done.stderr
+
+
 def test_cli_ask_no_wait_returns_the_turn_and_a_key_finds_it_again(served: Served) -> None:
     session = served.open(name="key")
     first = run(served, "ask", "key", "@@say hello", "--key", "k", "--no-wait")
@@ -421,3 +437,21 @@ def test_cli_ask_help_exits_0_and_a_wrong_flag_2(served: Served) -> None:
     assert done.returncode == 0
     assert done.stdout.rstrip().splitlines()[-1].startswith("  banksman ask")
     assert run(served, "ask", "--no-such-flag").returncode == 2
+
+
+def test_cli_usage_counts_turn_under_its_caller(served: Served) -> None:
+    asked = run(served, "ask", "counted", "hello", "--caller", "alice", "--open", "claude", "--", *AGENT)
+    assert asked.returncode == 0, asked
+    told = json.loads(run(served, "usage", "--by", "caller", "--json").stdout)
+    [alice] = [row for row in told["rows"] if row["key"] == "alice"]
+    assert (told["by"], alice["usage"]["turns"]) == ("caller", 1)
+    assert alice["usage"]["tokens"]["input"] > 0
+    shown = run(served, "usage", "--by", "caller").stdout.splitlines()
+    assert shown[0].split()[:4] == ["CALLER", "TURNS", "INPUT", "OUTPUT"]
+    assert [line.split()[1] for line in shown if line.startswith("alice ")] == ["1"]
+    assert "alice" in run(served, "usage", "--by", "caller", "--format", "quiet").stdout.split()
+    assert run(served, "usage", "--until", "1999-12-31").stdout.startswith("no usage")
+    for wrong in (("--since", "yesterday"), ("--by", "moon")):
+        assert run(served, "usage", *wrong).returncode != 0
+    refused = run(served, "ask", "counted", "hello", "--caller", "")
+    assert refused.returncode == 4, refused

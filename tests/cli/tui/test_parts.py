@@ -221,6 +221,24 @@ def test_session_table_ranks_sessions_that_need_attention_first() -> None:
     assert row("a-new-one").rank > row("gone").rank
 
 
+def test_session_table_tells_limit_and_retry_before_prompt() -> None:
+    retry = {"attempt": 3, "attempts_max": 10, "seconds": 12.4, "error": "rate_limited", "status": 429, "cause": "x"}
+    assert session_table.retry_in_words(retry) == "retry 3 of 10 in 12 s: rate limited (429)"
+    bare = {**retry, "attempts_max": None, "seconds": 0.0, "status": None}
+    assert session_table.retry_in_words(bare) == "retry 3: rate limited"
+    at = time.strftime("%H:%M", time.localtime(3700))
+    limited: dict[str, Any] = {"limited_until": 3700.0, "queue": [{}, {}, {}]}
+    assert session_table.limit_in_words(limited, 100.0) == f"limited until {at}, 3 asks wait"
+    assert session_table.limit_in_words({**limited, "queue": [{}]}, 100.0) == f"limited until {at}, 1 ask waits"
+    assert session_table.limit_in_words({**limited, "queue": []}, 100.0) == f"limited until {at}"
+    assert session_table.limit_in_words(limited, 3700.0) is None
+    # A server of an older release does not send the field.
+    assert session_table.limit_in_words({"queue": []}, 0.0) is None
+    cells = session_table.cells(row("running", prompt="do it", limit="limited", retry="retry 3"), 100.0)
+    assert cells["prompt"] == "limited · retry 3 · do it"
+    assert session_table.cells(row("running", limit="limited"), 100.0)["prompt"] == "limited"
+
+
 def test_session_table_drops_columns_in_the_documented_order() -> None:
     more = {"processes": 3, "memory_bytes": 5 << 20, "name": "日本" * 20, "host": "build-1"}
     one = row("running", prompt="do it " * 40, since=10.0, **more)

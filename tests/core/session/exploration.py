@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from tests.core.session import toy
 from tests.core.session.ledger import Ledger, Violation, check, fold
 from tests.core.session.talk import counts_plain_frames
@@ -99,7 +100,7 @@ from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind, Outcome
 from banksman.core.session.permissions import DENIED
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import MaySteer, MayWrite, Mode, ProcessPhase, ProcessState, Session, Store
+from banksman.core.session.state import OVER, MaySteer, MayWrite, Mode, ProcessPhase, ProcessState, Session, Store
 from banksman.core.session.step import step
 from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.errors import AgentError, StoreError
@@ -114,7 +115,18 @@ BROKEN_PIPE, NO_START, NO_STORE = (
 
 # Events that may happen, with a maximum count in each scenario.
 BUDGETS = (
-    *("own", "stray", "unacknowledged", "missing", "merge", "question", "task", "unanswered"),  # the agent
+    *(
+        "own",
+        "stray",
+        "unacknowledged",
+        "missing",
+        "merge",
+        "question",
+        "task",
+        "unanswered",
+        "use",
+        "limit",
+    ),  # the agent
     *("exit", "cut", "unstartable"),  # the agent's process and pipe
     *("fail", "fenced"),  # the log
     *("late",),  # a fact that arrives after the end of its subject
@@ -249,10 +261,21 @@ def moves(scenario: Scenario, world: World) -> Iterator[Move]:
             any(frame.startswith(b"P") for frame in world.agent.inbox) or any(b"over" in o for o in world.agent.owed)
         )
         if not is_early or world.has_exited:
-            yield Move("world", TimerFired(AT, subject), world._replace(timers=world.timers - {subject}))
+            yield Move("world", TimerFired(AT, subject), _past_deadline(world, subject))
     if budget["late"]:
         for fact in sorted(world.late, key=repr):
             yield Move("late", fact, world.spend("late")._replace(late=frozenset()))
+
+
+def _past_deadline(world: World, subject: Subject) -> World:
+    """The world after a timer. After its deadline, an ask is not wanted.
+
+    A session that has left does not end the ask: the next owner does.
+    """
+    timer, id = subject
+    is_deadline = timer is Timer.DEADLINE and world.session.mode not in OVER
+    unwanted = world.unwanted | {id} if is_deadline else world.unwanted
+    return world._replace(timers=world.timers - {subject}, unwanted=unwanted)
 
 
 def _timer_order(subject: Subject) -> tuple[str, str]:
@@ -341,6 +364,8 @@ def _crash(scenario: Scenario, world: World) -> Move:
     for entry in entries:
         ledger = fold(ledger, entry, lambda granted, other: False)
     session = past.session
+    # The driver does this with the log that it finds.
+    session = replace(session, queue=ask_queue.restart_waits(session.queue, AT, AT))
     is_settled = session.turn is None and session.own is None and not ledger.turn and ledger.own is None
     check(is_settled, "G2", f"settled, and {session.turn or session.own} is open")
     check(not past.questions, "G2", f"settled, and {past.questions} wait for an answer")
@@ -512,6 +537,7 @@ def take(scenario: Scenario, move: Move) -> tuple[World, list[Effect]]:
     for effect in effects:
         world = _perform(scenario, world, fact, effect)
     _check_state(scenario, world, before)
+    _check_drain(before, session, fact)
     if effects:
         check(counts_plain_frames(session, AT), "core", "a frame without a meaning needs a step")
     return world, effects
@@ -760,6 +786,21 @@ def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: byte
         check(any(p > ask.priority and p > 0 for p in urgent), "G5", f"{id} was preempted, by nobody more urgent")
 
 
+def _check_drain(before: Session, session: Session, fact: Fact) -> None:
+    """Check that a drain stops no process that has background tasks before its time is over.
+
+    These facts give no other reason to stop a process.
+    """
+    is_end = before.mode in (Mode.OPEN, *_WAITING) and session.mode in (Mode.CLOSING, Mode.PARTING)
+    is_without_reason = isinstance(fact, FramesRead | Committed | DrainAsked) or fact == LeaveAsked(AT)
+    if is_end and is_without_reason and before.process.phase is ProcessPhase.READY:
+        is_over = session.tasks_by is not None and session.tasks_by <= AT
+        check(is_over or not session.process.tasks, "G5", f"{fact} ends a drain, and {session.process.tasks} run")
+
+
+_WAITING = (Mode.DRAINING, Mode.LEAVING)
+
+
 # -- invariants of every state ---------------------------------------------------------------------------------------
 def _check_state(scenario: Scenario, world: World, before: Session) -> None:
     session = world.session
@@ -767,6 +808,13 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
         return
     if session.mode is Mode.OPEN:
         _check_urgency(world)
+    if session.mode in (Mode.OPEN, Mode.DRAINING):
+        for ask, life in zip(scenario.asks, world.asks, strict=True):
+            is_watched = (Timer.DEADLINE, ask.id) in world.timers or ask.id in world.unwanted
+            is_bound = ask.deadline is not None and life == Life.ACCEPTED and ask.id not in world.ledger.ended
+            check(not is_bound or is_watched, "G5", f"{ask.id} has a deadline, and nothing ends it then")
+    tasks = world.mirror.session.process.tasks
+    check(session.process.tasks == tasks, "replay", f"in the log {tasks} run, and it is {session.process.tasks}")
     for turn in (session.turn, session.own):
         # A request to end one ask of a shared turn has no effect: the other asks need the turn.
         if turn is not None and turn.id in world.unwanted and len(turn.asks) <= 1:
@@ -777,6 +825,8 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
         is_same
         and session.settings is before.settings
         and session.conversation is before.conversation
+        and session.limits is before.limits
+        and session.limited_until is before.limited_until
         and session.questions is before.questions
         and before.store is Store.WORKING
     ):
@@ -825,7 +875,7 @@ def projection(session: Session) -> tuple[object, ...]:
     queue = sorted(turns, key=lambda turn: turn.priority)
     return (
         *(tuple(map(_brief, queue)), _brief(session.turn), _brief(session.own)),
-        *(session.conversation, session.settings),
+        *(session.conversation, session.settings, session.limits, session.limited_until),
     )
 
 
@@ -849,12 +899,13 @@ def key(world: World) -> tuple[object, ...]:
     process = session.process
     return (
         *(
-            *(session.mode, session.leave_by, session.is_overdue),
+            *(session.mode, session.leave_by, session.is_overdue, session.tasks_by),
             session.conversation,
             session.collecting,
             session.hold,
             session.own_count,
             session.resume_failures,
+            *(session.limits, session.limited_until),
             # From the second crash on, only the backoff grows.
             *(session.settings, min(session.crashes, 2), session.is_backing_off, session.idle_since, session.overflows),
         ),

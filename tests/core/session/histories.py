@@ -23,7 +23,18 @@ from tests.core.session.talk import TELLING, Talk
 from tests.core.session.toy import Manners
 
 from banksman.core.dialects.claude import CLAUDE
-from banksman.core.dialects.meaning import Replied, Requested, RequestPurpose, TurnOpened, TurnOver
+from banksman.core.dialects.meaning import (
+    LimitsReported,
+    LimitWindow,
+    ProviderFailure,
+    Replied,
+    Requested,
+    RequestPurpose,
+    TurnOpened,
+    TurnOver,
+    UsageReported,
+)
+from banksman.core.dialects.tokens import Tokens
 from banksman.core.process_facts import Exited, Started, StartFailed, WriteFailed
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
@@ -52,6 +63,7 @@ from banksman.core.session.history import SessionHistory
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Session
+from banksman.errors import ErrorKind
 
 STEPS_MAX = 400
 
@@ -207,10 +219,23 @@ def _costs_and_settings() -> Told:
         talk.tell(SettingAsked(0.0, f"c{number}", name, value))
         talk.mean(Replied(f"setting-1-{number}"))
     talk.mean(TurnOpened(origin="task", can_interrupt=True))
+    talk.mean(UsageReported("c1", Tokens(5, 1)))
     talk.mean(TurnOver(origin="task", text="own", spent=2.5))
     # The conversation overflows: the next one begins empty.
     talk.serve(ask("c", NORMAL), is_error=True, is_overflow=True)
     talk.ask(ask("d", NORMAL, key="k-a"))
+    return talk
+
+
+def _limits() -> Told:
+    """An account that reaches its limit, is free again, and reaches it again."""
+    talk = open_talk()
+    talk.mean(LimitsReported((LimitWindow("five_hour", 0.5, 9.0), LimitWindow("week", None, 99.0))))
+    limited = ProviderFailure(ErrorKind.USAGE_LIMIT, status=429, limited_until=20.0)
+    talk.serve(ask("a", NORMAL), is_error=True, error="limited", failure=limited)
+    talk.serve(ask("b", NORMAL))
+    talk.mean(LimitsReported((LimitWindow("five_hour", 1.0, 9.0, is_exhausted=True),)))
+    talk.serve(ask("c", NORMAL), is_error=True, failure=ProviderFailure(ErrorKind.USAGE_LIMIT))
     return talk
 
 
@@ -306,6 +331,7 @@ def _asked_and_added() -> Told:
 
 _TALKS = {
     "costs and settings": _costs_and_settings,
+    "limits": _limits,
     "imported": _imported,
     "a question is kept": _kept,
     "adopted": functools.partial(_adopted, fork=False, is_known=True),

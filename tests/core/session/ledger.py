@@ -42,6 +42,9 @@ class Ledger(NamedTuple):
     own: str | None = None
     queued: frozenset[str] = frozenset()
     ended: frozenset[str] = frozenset()
+    # Input tokens that were reported for each open turn, and whether an ask of the turn has counted its usage.
+    used: tuple[tuple[str, int], ...] = ()
+    is_counted: bool = False
 
     @property
     def open(self) -> frozenset[str]:
@@ -64,7 +67,7 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
     if kind == kinds.SESSION_IMPORTED:
         # Turns that were open or waiting are served by the session that the log was imported from.
         return ledger._replace(waiting=(), turn=(), own=None, ended=ledger.queued)
-    if not kind.startswith(("turn.", "queue.")):
+    if not kind.startswith(("turn.", "queue.", "usage.")):
         return ledger
     assert id is not None
     body: dict[str, Any] = msgspec.json.decode(data)
@@ -75,6 +78,11 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
             return ledger._replace(waiting=(*ledger.waiting, waiting), queued=ledger.queued | {id})
         case kinds.TURN_STARTED:
             return _start(ledger, id, body, may_pass)
+        case kinds.USAGE_REPORTED:
+            used = dict(ledger.used)
+            used[id] = used.get(id, 0) + body["added"]["tokens"]["input"]
+            check(used[id] == body["used"]["tokens"]["input"], "usage", f"{used[id]} were added: {body}")
+            return ledger._replace(used=tuple(used.items()))
         case kinds.TURN_REQUEUED:
             check(any(member.id == id for member in ledger.turn), "log", f"{id} is requeued and was not granted")
             if ledger.turn[0].id != id:
@@ -82,12 +90,14 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
                 unsent = tuple(member for member in ledger.turn if member.id == id)
                 rest = tuple(member for member in ledger.turn if member.id != id)
                 return ledger._replace(turn=rest, waiting=_at_head_of_class(ledger.waiting, unsent))
+            ledger = _count(ledger, id, body)._replace(is_counted=False)
             # Prompts that were added to it stay with the agent.
             added = tuple(member for member in ledger.turn[1:] if member.leader != id)
             group = tuple(member for member in ledger.turn if member not in added)
             return ledger._replace(turn=added, waiting=_at_head_of_class(ledger.waiting, group))
         case kinds.TURN_ENDED:
-            return _end(ledger, id)
+            after = _end(_count(ledger, id, body), id)
+            return after if after.turn or after.own else after._replace(is_counted=False)
         case kinds.QUEUE_CHANGED:
             check(body["before"] is None, "log", "nobody asks for another place than the first")
             moved = tuple(waiting for waiting in ledger.waiting if waiting.id == id)
@@ -97,6 +107,22 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
             return ledger
 
 
+def _count(ledger: Ledger, id: str, body: dict[str, Any]) -> Ledger:
+    """Check that the end of a turn adds what its reports have not added, and that only one of its asks does."""
+    added = body.get("added")
+    if added is None:
+        return ledger
+    if ledger.own != id:
+        check(not ledger.is_counted, "usage", f"{id} counts its turn again")
+        ledger = ledger._replace(is_counted=True)
+    used = dict(ledger.used)
+    total = used.pop(id, 0) + added["tokens"]["input"]
+    check(added["turns"] == 1, "usage", f"{id} counts {added['turns']} turns")
+    if "used" in body:
+        check(total == body["used"]["tokens"]["input"], "usage", f"{total} were added to {id}: {body['used']}")
+    return ledger._replace(used=tuple(used.items()))
+
+
 def _start(ledger: Ledger, id: str, body: dict[str, Any], may_pass: MayPass) -> Ledger:
     if "origin" in body:
         check(ledger.own is None, "log", f"{id} began in the middle of {ledger.own}")
@@ -104,7 +130,8 @@ def _start(ledger: Ledger, id: str, body: dict[str, Any], may_pass: MayPass) -> 
     if any(member.id == id for member in ledger.turn):
         # The ask was added to a turn that has ended, and now has a separate turn.
         first = next(member for member in ledger.turn if member.id == id)
-        return ledger._replace(turn=(first, *(member for member in ledger.turn if member.id != id)))
+        rest = tuple(member for member in ledger.turn if member.id != id)
+        return ledger._replace(turn=(first, *rest), is_counted=False)
     check(id in ledger.open, "log", f"{id} began and was not waiting")
     group = tuple(waiting for waiting in ledger.waiting if id in (waiting.id, waiting.leader))
     rest = tuple(waiting for waiting in ledger.waiting if waiting not in group)

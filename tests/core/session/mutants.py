@@ -6,6 +6,7 @@ it. If the exploration cannot observe the mistake, it names a test that fails. T
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from unittest import mock
 from msgspec.structs import replace
 from tests.core.session import (
     test_agent_conversation,
+    test_background_tasks,
     test_crash_recovery,
+    test_deadlines,
     test_history,
     test_idle_process,
     test_questions,
@@ -25,7 +28,7 @@ from tests.core.session import (
     test_watchdogs_session,
 )
 
-from banksman.core.dialects.meaning import Replied, Thought, TurnOver
+from banksman.core.dialects.meaning import Replied, Thought, TurnOver, UsageReported
 from banksman.core.session import (
     agent_conversation,
     agent_output,
@@ -37,12 +40,14 @@ from banksman.core.session import (
     idle_process,
     permissions,
     process_life,
+    provider_limits,
     settings,
     shutdown,
     step,
     timers,
     tool_cleanup,
     turn_end,
+    usage,
     watchdogs,
 )
 from banksman.core.session import event as kinds
@@ -68,6 +73,7 @@ from banksman.core.session.state import (
 )
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
+from banksman.core.session.usage import NO_USAGE, Usage
 from banksman.core.session.watchdogs import ClockName
 from banksman.errors import Closed
 
@@ -100,6 +106,34 @@ def _mutant(name: str, where: object, function: str, found_by: str | Callable[[]
         return wrong
 
     return register
+
+
+# -- usage -----------------------------------------------------------------------------------------------------------
+@_mutant("usage forgotten on replay", pasts, "_count", "usage")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def count(state: Session, event: Event) -> Session:
+        return state
+
+    return count
+
+
+@_mutant("usage counted by each ask of a turn", turn_end, "_counted", "usage of collected asks")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(turn: Turn | None, used: Usage | None) -> dict[str, object]:
+        return {"added": used, "caller": None} if turn is None else right(turn, used)
+
+    return counted
+
+
+@_mutant("reported usage counted again at the end", usage, "report", "usage")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def report(work: Transition, report: UsageReported) -> None:
+        right(work, report)
+        turn = work.state.speaking
+        if turn is not None:
+            work.set_turn(replace(turn, meter=replace(turn.meter, logged=NO_USAGE)))
+
+    return report
 
 
 # -- assignment of boundaries ----------------------------------------------------------------------------------------
@@ -1190,6 +1224,135 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return nothing
 
 
+# -- deadlines of asks, and background tasks ---------------------------------------------------------------------------
+@_mutant("a deadline is forgotten on replay", pasts, "_queue", "a deadline, and a host that dies")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def queue(state: Session, id: str, body: dict[str, Any]) -> Session:
+        return right(state, id, body | {"deadline": None})
+
+    return queue
+
+
+@_mutant("a deadline is not resumed", asks, "resume_deadlines", "a deadline, and a host that dies")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition) -> None:
+        pass
+
+    return nothing
+
+
+@_mutant("a deadline ends only queued asks", asks, "expire", "a deadline")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Transition, id: str) -> None:
+        waiting = ask_queue.find(work.state.queue, id)
+        if waiting is not None:
+            asks.withdraw(work, id)
+
+    return expire
+
+
+@_mutant("a deadline ends only running turns", asks, "expire", "a deadline")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Transition, id: str) -> None:
+        if ask_queue.find(work.state.queue, id) is None:
+            right(work, id)
+
+    return expire
+
+
+@_mutant("a deadline does not end a turn that gives way", turn_end, "stop", "a deadline")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def stop(work: Transition, turn: Turn, cause: Any, clock: str | None = None) -> None:
+        if clock is None or turn.phase is not TurnPhase.INTERRUPTING:
+            right(work, turn, cause, clock)
+
+    return stop
+
+
+@_mutant(
+    "a deadline ends the turn of others",
+    asks,
+    "expire",
+    test_deadlines.test_deadline_of_steered_ask_does_not_stop_the_turn_of_others,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Transition, id: str) -> None:
+        right(work, id)
+        turn = work.state.turn
+        if turn is not None and any(ask.id == id for ask in turn.asks):
+            turn_end.stop(work, turn, Cause.CLOCK, watchdogs.DEADLINE)
+
+    return expire
+
+
+@_mutant("a drain ends background tasks", shutdown, "waits_for_tasks", "a drain, and tasks in the background")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def waits(work: Transition) -> bool:
+        return False
+
+    return waits
+
+
+@_mutant(
+    "a drain waits for background tasks forever",
+    shutdown,
+    "stop_waiting_for_tasks",
+    "a leave, and tasks in the background",
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition) -> None:
+        pass
+
+    return nothing
+
+
+_task_scenario = "tasks in the background, and a log that fails"
+
+
+@_mutant("background tasks outlive the log that lost their end", pasts, "_fold_session", _task_scenario)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(state: Session, event: Event) -> Session:
+        return state if event.kind == kinds.SESSION_STORE_RETURNED else right(state, event)
+
+    return fold
+
+
+@_mutant(
+    "background tasks outlive their host", crash_recovery, "settle", "tasks in the background, and a host that dies"
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def settle(past: SessionHistory, **more: Any) -> list[Entry]:
+        return [entry for entry in right(past, **more) if entry[1] != kinds.TASKS_CHANGED]
+
+    return settle
+
+
+@_mutant(
+    "a deadline outlives its ask",
+    turn_end,
+    "forget_deadline",
+    test_deadlines.test_ask_that_is_over_has_no_deadline,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition, ask: Ask) -> None:
+        pass
+
+    return nothing
+
+
+@_mutant(
+    "an outcome says nothing of background tasks",
+    turn_end,
+    "_end_ask",
+    test_background_tasks.test_outcome_lists_tasks_that_still_run,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def end_ask(work: Transition, ask: Ask, outcome: Outcome, by: By, **counts: Any) -> None:
+        right(work, ask, dataclasses.replace(outcome, background=()), by, **counts)
+
+    return end_ask
+
+
 # -- folding and snapshots ---------------------------------------------------------------------------------------------
 _snapshot = test_history.test_history_from_any_snapshot_equals_history_from_start
 
@@ -1208,6 +1371,8 @@ def _forgets(name: str, history: str, **members: Any) -> None:
 _forgets("settings", "costs and settings", settings=())
 _forgets("the count of own turns", "costs and settings", own_count=0)
 _forgets("what it has cost", "costs and settings", cost=None)
+_forgets("the limits", "limits", limits=())
+_forgets("the time of the limit", "limits", limited_until=None)
 _forgets("the own turn", "costs and settings", own=None)
 _forgets("the turn", "asked and added", turn=None)
 _forgets("whose conversation it was", "adopted", is_adopted=False)
@@ -1261,3 +1426,20 @@ _mutant(
     "_fold",
     partial(_dies, "a question and a log that fails"),
 )(_unlike(kinds.SESSION_STORE_RETURNED))
+
+
+@_mutant("a limit is forgotten on replay", pasts, "_fold_session", "a limit")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(state: Session, event: Event) -> Session:
+        return state if event.kind == kinds.LIMITS_CHANGED else right(state, event)
+
+    return fold
+
+
+@_mutant("a limit is lost with a failed append", provider_limits, "log_limits", "a limit and a log that fails")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def log_limits(work: Transition) -> None:
+        if not any(kind == kinds.SESSION_CONVERSATION for _, kind, _ in work.entries):
+            right(work)
+
+    return log_limits

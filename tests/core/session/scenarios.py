@@ -32,6 +32,10 @@ PUSHY = ask("pushy", NORMAL, on_busy="interrupt")
 SHY = ask("shy", INTERACTIVE, on_busy="reject")
 EXACT = ask("exact", NORMAL, schema={"type": "object"})
 LAST = ask("last", NORMAL, is_last=True)
+# The exploration fires their timers at any moment.
+BOUND = ask("bound", NORMAL, on_preempt="requeue", deadline=1.0, due=1.0)
+BOUND_STEER = ask("hasty", NORMAL, on_busy="steer", deadline=1.0, due=1.0)
+BOUND_FIRST, BOUND_SECOND = (ask(id, NORMAL, on_busy="collect", deadline=1.0, due=1.0) for id in ("bf", "bs"))
 
 ALL = frozenset(("log", "pipe", "start"))
 NAMELESS = Manners(names=False, labels=True, ends=("over",))
@@ -121,6 +125,8 @@ SCENARIOS = {
         scenario("a late answer", LOW, USUAL, question=2, exit=1, late=1),
         scenario("a late answer, and a log that fails", USUAL, lazy="log", question=2, fail=1, late=1),
         scenario("late facts", PATIENT, URGENT, late=1),
+        scenario("a limit", USUAL, PATIENT, lazy="log", limit=2, exit=1),
+        scenario("a limit and a log that fails", USUAL, lazy="log", limit=2, fail=1),
         scenario("late facts of a process", LOW, USUAL, late=1, exit=1),
         scenario("late facts of a slow agent", USUAL, LOW, late=1, manners=SLOW),
         scenario("who interrupts and who is refused", USUAL, PUSHY, SHY),
@@ -129,6 +135,11 @@ SCENARIOS = {
         scenario("an idle process, closed", USUAL, lazy="log start", close=1, config=_IDLE),
         scenario("an eviction", LOW, PATIENT, URGENT, lazy="start", evict=1),
         scenario("an eviction and an own turn", USUAL, evict=1, own=1, task=1),
+        scenario("usage", USUAL, use=2, crash=1, interrupt=1),
+        scenario("usage of an own turn", USUAL, use=1, own=1, crash=1),
+        scenario("usage of collected asks", FIRST, SECOND, use=1, exit=1),
+        scenario("usage of a steered turn", USUAL, STEER, use=1),
+        scenario("usage of a turn that is asked again", PATIENT, URGENT, use=1),
         scenario("tasks in the background", LOW, URGENT, task=1, evict=1, config=_IDLE),
         scenario("a process that is old", LOW, URGENT, task=1, config={"recycle_seconds": 0.0}),
         scenario("a process that has saved", LAST, USUAL, interrupt=1),
@@ -145,6 +156,18 @@ SCENARIOS = {
         scenario("another schema", EXACT, USUAL, URGENT, interrupt=1),
         scenario("one crash after the other", LOW, USUAL, PATIENT, lazy="start", exit=2, unstartable=1),
         scenario("a question that nobody answers", LOW, URGENT, question=1, config={"question_seconds": 0.0}),
+        scenario("a deadline", BOUND, URGENT, interrupt=1),
+        scenario("a deadline, and a slow agent", BOUND, manners=SLOW, own=1, late=1),
+        scenario("a deadline, and a host that dies", BOUND, USUAL, lazy="log", crash=1),
+        scenario("a deadline, and a log that fails", BOUND, lazy="log", fail=1, late=1),
+        scenario("a deadline, and a leave", BOUND, USUAL, lazy="log", leave=1, claim=1),
+        scenario("deadlines, collected", BOUND_FIRST, BOUND_SECOND, URGENT),
+        scenario("a deadline, collected", BOUND_FIRST, SECOND, withdraw=1, exit=1),
+        scenario("a deadline, steered", PATIENT, BOUND_STEER, lazy="log", manners=SLOW),
+        scenario("a drain, and tasks in the background", USUAL, drain=1, task=1, own=1, exit=1),
+        scenario("a leave, and tasks in the background", USUAL, leave=1, hurry=1, task=2, late=1),
+        scenario("tasks in the background, and a log that fails", USUAL, lazy="log", task=2, fail=1, drain=1),
+        scenario("tasks in the background, and a host that dies", USUAL, lazy="log", task=2, crash=1),
         scenario("a full queue", LOW, ALSO_LOW, USUAL, config={"queue_max": 1, "when_full": "drop"}),
     )
 }
@@ -154,6 +177,7 @@ QUICK = frozenset(
     (
         *("a hold, closed", "a leave, steered and merged", "a question that nobody answers", "an exit"),
         *("an own turn and a log that fails", "late facts", "three asks", "who interrupts and who is refused"),
+        *("usage", "usage of collected asks"),
     )
 )
 assert SCENARIOS.keys() > QUICK

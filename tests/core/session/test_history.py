@@ -17,7 +17,7 @@ from tests.core.session.scenarios import ask
 from tests.core.session.talk import CONFIG, TELLING
 from tests.thorough import one_in
 
-from banksman.core.dialects.meaning import Requested, RequestPurpose
+from banksman.core.dialects.meaning import BackgroundTask, Requested, RequestPurpose
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session import history as replay
@@ -31,7 +31,7 @@ from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.errors import StoreTooNew
 
 # Session members, besides the turns, that the log contains.
-LOGGED = ("fork_of", "is_adopted", "spent", "cost", "own_count")
+LOGGED = ("fork_of", "is_adopted", "spent", "cost", "own_count", "limits", "limited_until")
 SAVED = {field.name for field in msgspec.structs.fields(pasts._Saved)}  # pyright: ignore[reportPrivateUsage]
 
 
@@ -82,6 +82,7 @@ def test_history_matches_live_session_at_every_event(name: str) -> None:
     for appends, live in one.seen:
         past = borders[appends]
         assert projection(past.session) == projection(live)
+        assert past.session.process.tasks == live.process.tasks
         if live.turn is None and live.own is None:  # The cost of a turn is logged with its end.
             assert [getattr(past.session, member) for member in LOGGED] == [getattr(live, member) for member in LOGGED]
         assert [(q.id, q.turn) for q in past.questions] == [(q.id, q.turn) for q in live.questions]
@@ -102,8 +103,8 @@ def test_snapshot_has_every_member_that_folding_changes() -> None:
     # The corpus contains each of them. Otherwise the tests above would not cover it.
     of_past = set(SessionHistory.__struct_fields__) - {"session"}
     assert of_past < SAVED
-    # The process is saved as its number, and the committed position as the head.
-    assert changed - {"process", "committed"} == SAVED - of_past - {"version", "processes"}
+    # The process is saved as its number and its tasks, and the committed position as the head.
+    assert changed - {"process", "committed"} == SAVED - of_past - {"version", "processes", "tasks"}
 
 
 def test_histories_contain_every_folded_kind() -> None:
@@ -210,6 +211,8 @@ def test_history_process_is_the_last_one_started() -> None:
 
 
 # -- the snapshot format -----------------------------------------------------------------------------------------------
+# Members that later versions have added. An older snapshot lacks them.
+ADDED = {"limits", "limited_until"}
 # A snapshot as written by the first version, and as files hold it. If it cannot be read, the format has changed.
 _WAITING = (
     '"priority":10,"origin":null,"phase":"%s","attempt":2,"restarts":0,"standing":null,"granted_at":0.0,"joined":[%s],'
@@ -227,7 +230,7 @@ OLD = (
     "" + _WAITING % ("queued", _ASK % ("b", "b", "b")) + '],"turn":{"id":"c","ask":' + _ASK % ("c", "c", "c") + ","
     "" + _WAITING % ("starting", "") + ',"own":{"id":"own-3","ask":null,' + _WAITING % ("running", "") + ","
     '"own_count":3,"processes":2,"opened":{"agent":"toy"},"keys":[["k","c",7]],"questions":[["q",null]],'
-    '"process":["boot",77,5,78,6]}'
+    '"process":["boot",77,5,78,6],"tasks":[{"id":"t","kind":"shell","description":"a server"}]}'
 ).encode()
 
 
@@ -250,7 +253,7 @@ def _old() -> SessionHistory:
         turn=Turn(id="c", ask=c, priority=10, attempt=2, phase=TurnPhase.STARTING),
         own=Turn(id="own-3", ask=None, priority=10, attempt=2, phase=TurnPhase.RUNNING),
         own_count=3,
-        process=ProcessState(number=2),
+        process=ProcessState(number=2, tasks=(BackgroundTask("t", "shell", "a server"),)),
         head=31,
         committed=31,
     )
@@ -270,7 +273,7 @@ def test_snapshot_of_old_version_is_read() -> None:
     assert repr(found) == repr(_old())
     # The old snapshot has every member: decoding ignores a renamed member of a turn or an ask silently.
     names = set(msgspec.json.decode(OLD))
-    assert names == SAVED
+    assert names == SAVED - ADDED
     old_turn = msgspec.json.decode(OLD)["turn"]
     assert set(old_turn) <= set(Turn.__struct_fields__)
     assert set(old_turn["ask"]) <= set(Ask.__struct_fields__)
@@ -297,7 +300,7 @@ def test_snapshot_with_invalid_member_is_an_error(name: str) -> None:
             continue
         if name == "opened" and nonsense == {"?": 1}:
             continue
-        if name in ("spent", "cost") and nonsense == -1.5:
+        if name in ("spent", "cost", "limited_until") and nonsense == -1.5:
             continue
         if name == "is_adopted" and nonsense is True:
             continue

@@ -9,7 +9,15 @@ from msgspec.structs import replace
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, of, sent
 
-from banksman.core.dialects.meaning import Replied, Requested, RequestPurpose, TasksChanged, TurnOpened, TurnOver
+from banksman.core.dialects.meaning import (
+    BackgroundTask,
+    Replied,
+    Requested,
+    RequestPurpose,
+    TasksChanged,
+    TurnOpened,
+    TurnOver,
+)
 from banksman.core.process_facts import (
     FrameWritten,
     ProcessGone,
@@ -141,7 +149,7 @@ def test_process_is_evicted_only_while_idle() -> None:
 
 # The needs of a process: how each begins, and how it ends.
 NEEDS: dict[str, tuple[Callable[[Talk], object], Callable[[Talk], object]]] = {
-    "task": (lambda talk: talk.mean(TasksChanged(("t",))), lambda talk: talk.mean(TasksChanged(()))),
+    "task": (lambda talk: talk.mean(TasksChanged((BackgroundTask("t"),))), lambda talk: talk.mean(TasksChanged(()))),
     "question": (lambda talk: talk.mean(SAW), lambda talk: talk.tell(QuestionAnswered(talk.at, talk.named(), DENIED))),
     "callback": (lambda talk: talk.mean(HOOK), lambda talk: talk.tell(CallbackAnswered(talk.at, 1, "c", {}))),
     "setting": (
@@ -242,7 +250,7 @@ def test_old_process_ends_its_turn_and_is_replaced_before_next() -> None:
 
 def test_old_process_serves_while_background_tasks_run() -> None:
     talk = rested(OLD)
-    talk.mean(TasksChanged(("t",)))
+    talk.mean(TasksChanged((BackgroundTask("t"),)))
     assert not stopped(talk.wait(60.0))
     assert talk.state.process.stale is Replacement.WHEN_QUIET
     talk.serve(B)
@@ -266,7 +274,7 @@ def test_old_process_serves_while_it_waits_for_answer(need: str) -> None:
 
 def test_process_age_does_not_weaken_pending_replacement() -> None:
     talk = rested(OLD)
-    talk.mean(TasksChanged(("t",)))
+    talk.mean(TasksChanged((BackgroundTask("t"),)))
     talk.tell(Reconfigured(0.0, OLD, True))
     talk.wait(60.0)
     assert talk.state.process.stale is Replacement.NOW
@@ -275,7 +283,7 @@ def test_process_age_does_not_weaken_pending_replacement() -> None:
 
 def test_reconfigured_process_is_replaced_despite_background_tasks() -> None:
     talk = rested(TELLING)
-    talk.mean(TasksChanged(("t",)))
+    talk.mean(TasksChanged((BackgroundTask("t"),)))
     talk.tell(Reconfigured(0.0, TELLING, True))
     assert talk.state.process.stale is Replacement.NOW
     # Without an ask there is no reason to replace the process yet.

@@ -9,6 +9,7 @@ from tests.core.session.talk import TELLING, Talk, of, sent
 
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.meaning import (
+    BackgroundTask,
     Meaning,
     Noise,
     Requested,
@@ -97,7 +98,7 @@ def test_counted_tools_and_tasks_are_bounded() -> None:
     talk.mean(ToolBegan(tuple(f"t{number}" for number in range(2 * TASKS_MAX))))
     assert talk.state.turn is not None
     assert len(talk.state.turn.tools) == TASKS_MAX
-    talk.mean(TasksChanged(tuple(f"t{number}" for number in range(2 * TASKS_MAX))))
+    talk.mean(TasksChanged(tuple(BackgroundTask(f"t{number}") for number in range(2 * TASKS_MAX))))
     assert len(talk.state.process.tasks) == TASKS_MAX
 
 

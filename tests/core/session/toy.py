@@ -22,6 +22,9 @@ from banksman.core.dialects.dialect import (
     Transcript,
 )
 from banksman.core.dialects.meaning import (
+    BackgroundTask,
+    LimitsReported,
+    LimitWindow,
     Meaning,
     Noise,
     PromptSettled,
@@ -29,10 +32,13 @@ from banksman.core.dialects.meaning import (
     Replied,
     Requested,
     RequestPurpose,
+    Retrying,
     TasksChanged,
     TurnOpened,
     TurnOver,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.permissions import Decision, Verdict
 
 OWN = "own"
@@ -60,9 +66,17 @@ def _meaning(line: bytes) -> Meaning | None:
         case "settled" | "cancelled":
             return PromptSettled(rest[0], is_cancelled=word == "cancelled")
         case "tasks":
-            return TasksChanged(tuple(rest))
+            return TasksChanged(tuple(BackgroundTask(name) for name in rest))
+        case "used":
+            return UsageReported(rest[0], Tokens(int(rest[1])))
         case "ask":
             return Requested(rest[0], RequestPurpose.PERMISSION, "can_use_tool", "saw")
+        case "limit":
+            return LimitsReported((LimitWindow("hours", 1.0, 9.0, is_exhausted=True),))
+        case "free":
+            return LimitsReported((LimitWindow("hours", 0.0, 9.0),))
+        case "retry":
+            return Retrying(1, "overloaded", delay=1.0)
         case "text":
             return None
         case _:
@@ -196,6 +210,10 @@ def moves(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
         yield from _begin(agent, manners, budget)
     if agent.said and budget.get("stray"):
         yield Said((agent.said,), agent, "stray")
+    if budget.get("limit"):
+        yield Said((b"limit",), agent, "limit")
+        yield Said((b"free",), agent, "limit")
+        yield Said((b"retry",), agent, "limit")
     if agent.has_task:
         yield Said((b"tasks",), agent._replace(has_task=False))
     elif budget.get("task"):
@@ -268,6 +286,9 @@ def _work(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
     yield from _end(agent, over, manners, budget)
     if not agent.has_question and not agent.is_aborting and budget.get("question"):
         yield Said((b"ask q1",), agent._replace(has_question=True), "question")
+    if budget.get("use"):
+        # Each report is about another model call.
+        yield Said((f"used c{budget['use']} 5".encode(),), agent, "use")
 
 
 def _end(agent: Agent, over: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:

@@ -89,7 +89,7 @@ def test_events_without_frames_are_complete(served: Served) -> None:
     assert (again["events"], again["next"]) == ([], page["next"])
     said(served, session, "more")
     more = served.get(f"{of(session)}?frames=0&limit=1000&after={page['next']}")["events"]
-    assert [event["kind"] for event in more] == ["turn.queued", "turn.started", "turn.ended"]
+    assert [event["kind"] for event in more] == ["turn.queued", "turn.started", "usage.reported", "turn.ended"]
 
 
 @pytest.mark.thorough

@@ -50,7 +50,7 @@ def test_openapi_description_has_every_route_with_a_unique_operation_id() -> Non
 def test_openapi_operation_ids_do_not_follow_module_names() -> None:
     """Generated clients have functions of these names."""
     words = {operation["operationId"].partition("_")[0] for operation in OPERATIONS.values()}
-    assert words == {"sessions", "turns", "events", "commands", "hosts", "operation"}
+    assert words == {"sessions", "turns", "events", "commands", "hosts", "operation", "usage"}
 
 
 def test_openapi_references_resolve() -> None:
@@ -152,7 +152,7 @@ def test_openapi_enums_match_the_core() -> None:
     assert tuple(outcome.Kind) == common_messages.OUTCOME_KINDS
     assert tuple(outcome.By) == common_messages.ENDED_BY
     assert tuple(cause.value for cause in Cause) == common_messages.INTERRUPT_CAUSES
-    assert tuple(watchdogs.ClockName) == common_messages.CLOCK_NAMES
+    assert (*watchdogs.ClockName, watchdogs.DEADLINE) == common_messages.CLOCK_NAMES
     assert tuple(priority.name.lower() for priority in Priority) == common_messages.PRIORITY_NAMES
     assert tuple(Verdict) == common_messages.RULINGS
 

@@ -51,11 +51,32 @@ def test_turn_runs_from_ask_to_outcome(served: Served) -> None:
     assert accepted.headers["location"] == f"/v1/sessions/{session}/turns/{turn}"
     assert served.outcome(session, turn) == {
         **{"kind": "done", "text": "hello", "stop_reason": "end_turn", "structured": None, "error": None},
-        **{"clock": None, "durable": True},
-        **{name: served.outcome(session, turn)[name] for name in ("usage", "cost")},
+        **{"clock": None, "durable": True, "background": []},
+        **{"failure": None, "used_tools": False, "empty": False},
+        **{name: served.outcome(session, turn)[name] for name in ("usage", "cost", "used")},
     }
     shown = served.get("/v1/sessions/fix-ci")
     assert (shown["id"], shown["name"], shown["phase"], shown["holder"]) == (session, "fix-ci", "idle", None)
+
+
+def test_turn_has_a_deadline(served: Served) -> None:
+    session = served.open()
+    path = f"/v1/sessions/{session}/turns"
+    running = served.ask(session, "@@hang")
+    late = served.post(path, {"prompt": "late", "deadline": 0.1})["turn"]
+    outcome = served.outcome(session, late)
+    assert (outcome["kind"], outcome["clock"]) == ("withdrawn", "deadline")
+    for wrong in (0, -1, 1e9):
+        assert served.request("POST", path, {"prompt": "late", "deadline": wrong}).status == 422
+    served.post(f"{path}/{running}/interrupt")
+
+
+def test_outcome_lists_background_tasks(served: Served) -> None:
+    session = served.open()
+    turn = served.ask(session, "@@tasks b1\n@@say started it")
+    task = {"id": "b1", "kind": "local_bash", "description": "task b1"}
+    assert served.outcome(session, turn)["background"] == [task]
+    assert wait_for(served, session, "tasks.changed")["body"] == {"tasks": [task]}
 
 
 def test_accepted_turns_survive_a_server_kill(fresh: Served) -> None:

@@ -19,7 +19,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("id", "agent", "state", "phase", "kind", "cursor", "question", "answer"), str),
     **dict.fromkeys(("name", "holder", "turn", "hold", "host", "cwd"), _MAYBE_TEXT),
     **dict.fromkeys(("seq", "epoch"), int),
-    **dict.fromkeys(("at", "cost"), _MAYBE_NUMBER),
+    **dict.fromkeys(("at", "cost", "limited_until"), _MAYBE_NUMBER),
     "created": _NUMBER,
     **dict.fromkeys(("questions", "argv", "queue", "tasks", "threads"), list),
     **dict.fromkeys(("body", "counters", "timers"), dict),

@@ -16,9 +16,12 @@ from banksman.cli.client.client import segment
 from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import (
     ServerParser,
+    add_caller,
     add_cwd,
+    add_deadline,
     ask_to_open,
     body_of,
+    check_deadline,
     client_of,
     perform,
 )
@@ -54,6 +57,8 @@ def parser() -> ServerParser:
     flags.add_argument(
         "--key", metavar="KEY", help="idempotency key: an ask with the same key is the same turn"
     )
+    add_deadline(flags)
+    add_caller(flags)
     flags.add_argument(
         "--no-wait",
         action="store_true",
@@ -76,6 +81,7 @@ def main(words: list[str]) -> int:
     is_command = any(word == "--open" or word.startswith("--open=") for word in before)
     arguments = flags.read(before if is_command else words)
     arguments.command = command if is_command else None
+    check_deadline(flags, arguments)
     if arguments.open is None and arguments.cwd is not None:
         flags.error("cannot use --cwd without --open")
     return perform(_ask, arguments)

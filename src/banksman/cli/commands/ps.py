@@ -25,7 +25,7 @@ from banksman.cli.output import (
 )
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.screen import seconds_in_words
-from banksman.cli.tui.session_table import ORDER, Shown, colour_of, money, sessions
+from banksman.cli.tui.session_table import ORDER, Shown, colour_of, limit_in_words, money, sessions
 
 COMMAND_CHARACTERS_MAX = 60
 # How many ended sessions the text output shows without --all.
@@ -41,11 +41,14 @@ _HEADS = {
     "holder": "HOLDER",
     "queue": "QUEUE",
     "questions": "ASKS",
+    "limit": "LIMIT",
     "cost": "COST",
     "last": "LAST",
 }
 # Columns to drop on a narrow terminal, in this order. The state and the name always stay.
-_DROPPED = ("holder", "cost", "agent", "queue", "last", "host", "questions", "id")
+_DROPPED = ("holder", "cost", "agent", "queue", "last", "host", "questions", "limit", "id")
+# Columns that are shown only if some session has a value for them.
+_RARE = ("host", "limit")
 _NAME_COLUMNS_MIN = 8
 
 
@@ -119,8 +122,8 @@ def _show_sessions(shown: list[Shown]) -> None:
     if not rows:
         return
     # The host column is useless if all sessions are on one machine.
-    has_hosts = any(row["host"] != "-" for row in rows)
-    heads = {name: head for name, head in _HEADS.items() if name != "host" or has_hosts}
+    needless = [name for name in _RARE if all(row[name] == "-" for row in rows)]
+    heads = {name: head for name, head in _HEADS.items() if name not in needless}
     style = stdout_style()
     if not style.is_terminal:
         table(tuple(heads.values()), [tuple(row[name] for name in heads) for row in rows])
@@ -144,6 +147,7 @@ def _cells(session: Shown) -> dict[str, str]:
         "holder": session["holder"],
         "queue": len(session["queue"]),
         "questions": len(session["questions"]),
+        "limit": limit_in_words(session, time.time()),
         "cost": money(session["cost"]),
         "last": _ago(session["at"]),
     }

@@ -24,9 +24,12 @@ from banksman.cli.client.client import Client, segment
 from banksman.cli.output import as_line, is_terminal, say_aside
 from banksman.cli.server_command import (
     ServerParser,
+    add_caller,
     add_cwd,
+    add_deadline,
     ask_to_open,
     body_of,
+    check_deadline,
     client_of,
     perform,
 )
@@ -81,12 +84,14 @@ def parser() -> ServerParser:
     flags.add_argument(
         "--priority", metavar="P", help="interactive, normal, background, or a number"
     )
+    add_caller(flags)
     flags.add_argument(
         "--timeout",
         type=float,
         metavar="S",
         help="stop the turn after S seconds, not counting the wait for answers",
     )
+    add_deadline(flags)
     flags.add_argument(
         "--on-question",
         choices=ON_QUESTION,
@@ -104,6 +109,7 @@ def main(words: list[str]) -> int:
         flags.error("no command after --")
     if arguments.timeout is not None and not 0 < arguments.timeout < 1e8:
         flags.error("--timeout must be a number of seconds greater than 0")
+    check_deadline(flags, arguments)
     if arguments.prompt is None and is_terminal(sys.stdin):
         flags.error(
             f'no prompt was given; run `banksman run {arguments.agent} "PROMPT"`, '

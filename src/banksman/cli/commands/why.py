@@ -14,7 +14,13 @@ from banksman.cli.client.client import segment
 from banksman.cli.output import as_line, as_text, how_to_answer, say, say_json, stdout_style
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.question_view import block_rows, subject_of, title_of
-from banksman.cli.tui.session_table import Shown, colour_of, money
+from banksman.cli.tui.session_table import (
+    Shown,
+    colour_of,
+    limit_in_words,
+    money,
+    retry_in_words,
+)
 
 COMMAND_CHARACTERS_MAX = 60
 PROMPT_CHARACTERS_MAX = 120
@@ -96,6 +102,8 @@ def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
     if found.get("host"):
         yield "host", [str(found["host"])]
     yield "holder", list(_holder(found))
+    yield "retry", [_retry(found["retry"])] if found.get("retry") else []
+    yield "limits", list(_limits(found))
     yield "queue", [_waiting(each) for each in found["queue"]] or ["empty"]
     yield "questions", _questions(found)
     yield "requests", [_request(each) for each in found.get("requests", ())]
@@ -113,6 +121,21 @@ def _holder(found: Shown) -> Iterator[str]:
     yield found["holder"] or (f"hold {found['hold']}" if found["hold"] else "none")
     if found["holder"] and found.get("holder_prompt"):
         yield _cut(found["holder_prompt"], PROMPT_CHARACTERS_MAX)
+
+
+def _retry(retry: Shown) -> str:
+    return f"{retry_in_words(retry)}: {_cut(retry['cause'], PROMPT_CHARACTERS_MAX)}"
+
+
+def _limits(found: Shown) -> Iterator[str]:
+    limit = limit_in_words(found, time.time())
+    if limit is not None:
+        yield limit
+    for window in found.get("limits", ()):
+        used = "" if window["used"] is None else f", {100 * window['used']:.0f} % used"
+        resets = window["resets_at"]
+        at = "" if resets is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(resets))
+        yield f"{window['name']}{used}{f', resets at {at}' if at else ''}"
 
 
 def _questions(found: Shown) -> list[str]:

@@ -8,6 +8,7 @@ previous one, until another kind of update or another message begins.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -244,6 +245,16 @@ class EventPrinter:
                 self._note("the agent failed to start; trying again", TextStyle.BAD)
             case "clock.warning":
                 self._note(f"half of the {body.get('clock')} clock has passed")
+            case "tasks.changed" if body.get("tasks"):
+                self._note(f"{len(body['tasks'])} background tasks run")
+            case "provider.retrying":
+                self._note(
+                    f"the provider failed, and the agent tries again ({body.get('attempt')}): "
+                    f"{_cut(str(body.get('cause')), TITLE_CHARACTERS_MAX)}"
+                )
+            case "limits.changed" if body.get("limited_until"):
+                until = time.strftime("%Y-%m-%d %H:%M", time.localtime(body["limited_until"]))
+                self._note(f"the agent's account is limited until {until}", TextStyle.BAD)
             case _:
                 pass
 

@@ -6,6 +6,7 @@ costs. The layout of `ps` is in `commands/ps.py`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,33 @@ def money(cost: float | None) -> str | None:
     return None if cost is None else f"${cost:.4f}"
 
 
+def limit_in_words(session: Shown, now: float) -> str | None:
+    """Describe the usage limit of a session's account; None if it is not limited.
+
+    A server of an older release does not send the field.
+    """
+    until = session.get("limited_until")
+    if until is None or until <= now:
+        return None
+    waiting = len(session["queue"])
+    asks = f", {waiting} ask{'' if waiting == 1 else 's'} wait{'s' * (waiting == 1)}"
+    return f"limited until {_clock_time(until, now)}{asks if waiting else ''}"
+
+
+def _clock_time(at: float, now: float) -> str:
+    """Format a time of this machine's zone, with the day if it is not within 24 hours."""
+    return time.strftime("%H:%M" if at - now < 86_400 else "%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def retry_in_words(retry: Shown) -> str:
+    """Describe the retry that a turn waits for."""
+    most = f" of {retry['attempts_max']}" if retry["attempts_max"] else ""
+    due = f" in {retry['seconds']:.0f} s" if retry["seconds"] else ""
+    status = f" ({retry['status']})" if retry["status"] else ""
+    error = str(retry["error"]).replace("_", " ")
+    return f"retry {retry['attempt']}{most}{due}: {error}{status}"
+
+
 def colour_of(style: Style, state: str) -> Callable[[str], str]:
     """Return the colour for a session's state."""
     match state:
@@ -110,6 +138,8 @@ class SessionRow:
     since: float | None = None
     processes: int | None = None
     memory_bytes: int | None = None
+    limit: str | None = None
+    retry: str | None = None
 
     @property
     def rank(self) -> tuple[int, float, str]:
@@ -164,6 +194,7 @@ class SessionRows:
             since=self._since(row.id, row.turn, why["seq"]),
             processes=len(why["tree"]),
             memory_bytes=sum(each["rss_bytes"] or 0 for each in why["tree"]),
+            retry=retry_in_words(why["retry"]) if why.get("retry") else None,
         )
 
     def _since(self, id: str, turn: str, seq: int) -> float | None:
@@ -194,6 +225,7 @@ def _row(session: dict[str, Any], **more: Any) -> SessionRow:
         # A server of an older release does not send this field.
         host=session.get("host"),
         turn=session["holder"],
+        limit=limit_in_words(session, time.time()),
         **more,
     )
 
@@ -219,7 +251,7 @@ def cells(row: SessionRow, now: float) -> dict[str, str]:
         "name": row.name,
         "agent": row.agent,
         "host": row.host,
-        "prompt": " ".join(row.prompt.split()),
+        "prompt": _does(row),
         "for": None if row.since is None else seconds_in_words(now - row.since),
         "queue": row.queue or None,
         "asks": row.questions or None,
@@ -231,6 +263,12 @@ def cells(row: SessionRow, now: float) -> dict[str, str]:
     return {
         name: as_line(value) if value not in (None, "") else "-" for name, value in said.items()
     }
+
+
+def _does(row: SessionRow) -> str:
+    """Return what the session waits for, if that is the provider, and its prompt."""
+    waits = [each for each in (row.limit, row.retry) if each is not None]
+    return " ".join(" · ".join((*waits, row.prompt)).split()).removesuffix(" ·")
 
 
 def plain(rows: Sequence[SessionRow], now: float) -> tuple[Sequence[str], list[list[str]]]:

@@ -18,6 +18,7 @@ refused, and messages in flight wait in the journal (`journal_recovery.py`).
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ from banksman.cluster.log.session_queues import AppendWaiters, SessionQueues, ou
 from banksman.cluster.log.session_record import SessionRecord, SessionRecords, patiently
 from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams
+from banksman.cluster.log.usage_records import UsageRecords
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import StoreAddress
 from banksman.core.session.event import Entry, Event, Project
@@ -68,6 +70,8 @@ from banksman.store.log import (
     ProjectOf,
     Snapshot,
     TurnPlace,
+    UsageBy,
+    UsageRow,
 )
 from banksman.store.memory_session import TurnIndexes
 from banksman.store.preconditions import (
@@ -77,6 +81,7 @@ from banksman.store.preconditions import (
     check_text,
     checked_limit,
 )
+from banksman.store.usage import checked_query
 
 log = logging.getLogger("banksman")
 
@@ -123,8 +128,9 @@ class ClusterLog:
         self._turns = TurnIndexes(self.read)
         self._heads = StreamHeads(self._nats, names, self._records.id_of, self._on_moved)
         self._many = MultiReader(self._reading, self._records, self._heads, self._waiting)
+        self._usage = UsageRecords(self._nats, names, self._records, self.read)
         self._trimming = maintenance.HistoryTrim(
-            self._nats, self._streams, self._reading, self._heads, self._records
+            self._nats, self._streams, self._reading, self._heads, self._records, usage=self._usage
         )
         self._journal = Journal(folder, self.hosts.id)
         self._journal_recovery = JournalRecovery(self._nats, self._streams, folder)
@@ -141,6 +147,7 @@ class ClusterLog:
             retention=maintenance.ClusterRetention(bytes_max),
             trimming=self._trimming,
             transcripts=self.transcripts,
+            usage=self._usage,
         )
         self._directory = SessionDirectory(
             self._records, self._heads, self._ownership, self._lines.owned_epoch_of
@@ -207,6 +214,7 @@ class ClusterLog:
         """Reload after a reconnect: notifications during the gap were missed."""
         self.hosts.reload_soon()
         self._records.reload_soon()
+        self._usage.reload_soon()
         self._heads.look_soon()
         self.placement.on_up()
 
@@ -256,6 +264,7 @@ class ClusterLog:
         await self.placement.close()
         await self._heads.stop()
         await self._records.stop()
+        await self._usage.stop()
         await self.hosts.stop()
         await self._nats.close()
         await self._journal.close()
@@ -346,7 +355,7 @@ class ClusterLog:
         check_text(session, name, agent)
         check_no_host(session)
         restored = maintenance.HistoryRestore(
-            self._nats, self._streams, self._ownership, self._records, self.hosts
+            self._nats, self._streams, self._ownership, self._records, self.hosts, usage=self._usage
         )
         await restored.restore(session, name, agent, chunks, snapshot)
 
@@ -489,6 +498,23 @@ class ClusterLog:
     def find(self, id_or_name: str) -> KnownSession | None:
         self._check_open()
         return self._directory.find(id_or_name)
+
+    async def usage(
+        self,
+        by: UsageBy = "day",
+        *,
+        since: datetime.date | str | None = None,
+        until: datetime.date | str | None = None,
+    ) -> list[UsageRow]:
+        """Return the usage of the store, see `Log.usage`.
+
+        The first call reads all histories, page by page. Later calls read only new events. Events
+        that another host has stored a moment ago may be missing.
+        """
+        query = checked_query(by, since, until)
+        await self.ready()
+        table = await self._usage.table(self._directory.sessions(None, None))
+        return table.rows(query)
 
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
         await self.ready()

@@ -29,6 +29,7 @@ from banksman.cluster.log.session_record import (
 )
 from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams, token
+from banksman.cluster.log.usage_records import UsageRecords
 from banksman.cluster.nats import Nats
 from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, UsageError
 from banksman.store.log import Chunk, Snapshot
@@ -86,12 +87,15 @@ class HistoryTrim:
         reading: EventReader,
         heads: StreamHeads,
         records: SessionRecords,
+        *,
+        usage: UsageRecords,
     ) -> None:
         self._nats = nats
         self._streams = streams
         self._reading = reading
         self._heads = heads
         self._records = records
+        self._usage = usage
 
     async def trim(self, session: str, before: int) -> None:
         """Drop the events before `before`, up to a message border and the last snapshot."""
@@ -121,6 +125,7 @@ class HistoryTrim:
                 return found
             return msgspec.structs.replace(found, first=first, dropped=max(found.dropped, dropped))
 
+        await self._usage.keep(session, first - 1)
         # First the record, then the blobs, then the events. The events are the only list of the
         # blob names, and a reader must see the gap before the events are gone.
         await self._records.update(session, forget)
@@ -168,10 +173,13 @@ class HistoryRestore:
         ownership: SessionOwnership,
         records: SessionRecords,
         leases: HostLeases,
+        *,
+        usage: UsageRecords,
     ) -> None:
         self._nats = nats
         self._streams = streams
         self._names = streams.names
+        self._usage = usage
         self._ownership = ownership
         self._records = records
         self._leases = leases
@@ -259,6 +267,7 @@ class HistoryRestore:
             await self._records.change(*writes)
 
         await patiently(show)
+        await self._usage.skip(record.id)
 
     async def _fill(
         self,

@@ -238,6 +238,7 @@ class SessionQueue:
                     value = await self._claim(name, agent)
                 case Delete():
                     value = None
+                    await self._with.hears.keep_usage(self._session)
                     await self._with.ownership.delete(self._session, self._forget_blobs)
                     self.owned_epoch = None
                     self._with.hears.on_deleted(self._session)

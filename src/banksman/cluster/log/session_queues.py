@@ -26,6 +26,7 @@ from banksman.cluster.log.session_ownership import OwnedEpoch, SessionOwnership
 from banksman.cluster.log.session_queue import SessionQueue
 from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.cluster.log.streams import NatsStreams
+from banksman.cluster.log.usage_records import UsageRecords
 from banksman.cluster.nats import Nats
 from banksman.errors import StoreError
 from banksman.store.operation_batch import OperationBatch
@@ -150,6 +151,7 @@ class SessionQueues:
         retention: ClusterRetention,
         trimming: HistoryTrim,
         transcripts: ClusterTranscripts,
+        usage: UsageRecords,
     ) -> None:
         # Random once for a log: a call of the kernel for each message costs more than its number.
         nonce = os.urandom(4).hex()
@@ -172,6 +174,7 @@ class SessionQueues:
         self._retention = retention
         self._trimming = trimming
         self._transcripts = transcripts
+        self._usage = usage
         self._all: dict[str, SessionQueue] = {}
         self.counters: dict[str, float] = dict.fromkeys(
             ("commits", "events", "bytes", "commit_seconds", "failures"), 0.0
@@ -258,6 +261,10 @@ class SessionQueues:
             self._retention.forget(session)
         else:
             self._heads.take(session)
+
+    async def keep_usage(self, session: str) -> None:
+        """Record the usage of a session before it is deleted."""
+        await self._usage.keep(session)
 
     async def forget_blobs(self, session: str, before: int | None) -> None:
         await self._trimming.forget_blobs(session, before)

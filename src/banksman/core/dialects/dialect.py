@@ -43,6 +43,7 @@ class Quirks(Struct, frozen=True):
     - `error_texts`: patterns. A turn that ends well has failed if a pattern matches its last text.
     - `silence_is_error`: a turn that ends well without any message or action has failed.
     - `serves`: the client services that Banksman offers to the agent.
+    - `usage_is_total`: the usage in the answer to a prompt is of all prompts of the process.
     - `recites_late`: the agent may still repeat a loaded conversation after it has answered the
       load request.
     """
@@ -52,6 +53,7 @@ class Quirks(Struct, frozen=True):
     silence_is_error: bool = False
     serves: tuple[str, ...] = SERVICES
     recites_late: bool = False
+    usage_is_total: bool = False
 
     def has_failed(self, text: str) -> bool:
         """Return whether the last text of a turn that claims success is an error message."""

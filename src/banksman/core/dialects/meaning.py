@@ -14,6 +14,12 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from banksman.core.dialects.tokens import Tokens
+from banksman.errors import ErrorKind
+
+# Limit on the name of a usage window.
+WINDOW_NAME_CHARACTERS_MAX = 64
+
 
 class Noise(Struct, frozen=True):
     """Bytes without progress: a line that is no frame of the dialect, or an empty one.
@@ -26,13 +32,60 @@ class Thought(Struct, frozen=True):
     """The agent shows that it is thinking. It is alive, but endless thinking is no progress."""
 
 
+class UsageReported(Struct, frozen=True):
+    """Usage of one model call, as far as the agent knows it. The boundary has the final counts.
+
+    `call`: the id of the model call; several reports may concern one call. `tokens`: the tokens of
+    the call until now. `spent`: see `TurnOver`.
+    """
+
+    call: str = ""
+    tokens: Tokens | None = None
+    spent: float | None = None
+
+
+class Retrying(Struct, frozen=True):
+    """The provider failed a model call, and the agent will repeat the call by itself.
+
+    `attempt`: the number of the coming retry. `attempts_max`: how many the agent makes. `delay`:
+    seconds until then. None: the agent does not say it. `cause`: the agent's words.
+    """
+
+    attempt: int
+    cause: str
+    kind: ErrorKind = ErrorKind.OTHER
+    attempts_max: int | None = None
+    delay: float | None = None
+    status: int | None = None
+
+
+class LimitWindow(Struct, frozen=True):
+    """One usage window of an account.
+
+    `used`: the used fraction; 1.0 is all of it. `resets_at`: when it starts again. None: the agent
+    did not say it. `is_exhausted`: the provider rejects requests until the reset.
+    """
+
+    name: str
+    used: float | None = None
+    resets_at: float | None = None
+    is_exhausted: bool = False
+
+
+class LimitsReported(Struct, frozen=True):
+    """The agent reports usage windows of its account: all of them or some."""
+
+    windows: tuple[LimitWindow, ...]
+
+
 class ToolBegan(Struct, frozen=True):
     """The agent waits for its tools, which may be silent while they run.
 
-    A compaction counts as a tool.
+    A compaction counts as a tool. `reported`: the usage of the model call that wants the tools.
     """
 
     calls: tuple[str, ...]
+    reported: UsageReported | None = None
 
 
 class ToolEnded(Struct, frozen=True):
@@ -41,10 +94,21 @@ class ToolEnded(Struct, frozen=True):
     calls: tuple[str, ...]
 
 
-class TasksChanged(Struct, frozen=True):
-    """The complete list of background tasks of the agent, by name, in or out of a turn."""
+class BackgroundTask(Struct, frozen=True):
+    """Work that the agent does beside its turns: a shell command or a subagent.
 
-    tasks: tuple[str, ...]
+    `id`: the agent's name for it. `kind` and `description`: as the agent reports them.
+    """
+
+    id: str
+    kind: str = ""
+    description: str = ""
+
+
+class TasksChanged(Struct, frozen=True):
+    """The complete list of background tasks of the agent, in or out of a turn."""
+
+    tasks: tuple[BackgroundTask, ...]
 
 
 class Replied(Struct, frozen=True):
@@ -77,13 +141,24 @@ class TurnOpened(Struct, frozen=True):
     can_interrupt: bool = False
 
 
+class ProviderFailure(Struct, frozen=True):
+    """Cause of a failed turn. The members are those of `AgentError`."""
+
+    kind: ErrorKind
+    status: int | None = None
+    retry_after: float | None = None
+    limited_until: float | None = None
+    raw: Mapping[str, Any] | None = None
+
+
 class TurnOver(Struct, frozen=True):
     """The boundary, with the result that the agent reports.
 
     `is_overflow`: the conversation exceeds the model's context, and will again next time.
     `structured`: the answer as a value, if the ask wanted one. `spent`: the cost of the whole
     conversation until now. `cost`: the cost of this turn, if the agent reports it. If not, the
-    session computes it.
+    session computes it. `usage`: the agent's own report. `tokens`: the tokens of this turn in it.
+    `failure`: the cause of an error, if the dialect knows it.
     """
 
     refs: tuple[str, ...] = ()
@@ -99,6 +174,8 @@ class TurnOver(Struct, frozen=True):
     usage: Mapping[str, Any] | None = None
     spent: float | None = None
     cost: float | None = None
+    tokens: Tokens | None = None
+    failure: ProviderFailure | None = None
 
 
 class PromptSettled(Struct, frozen=True):
@@ -187,4 +264,7 @@ Meaning = (
     | RequestWithdrawn
     | Forgot
     | NeedsConversation
+    | UsageReported
+    | Retrying
+    | LimitsReported
 )

@@ -23,32 +23,39 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from banksman.core.dialects import failure_texts
 from banksman.core.dialects.meaning import (
     Forgot,
+    LimitsReported,
     Meaning,
     NeedsConversation,
     Noise,
     PromptRefused,
     PromptSettled,
     PromptTaken,
+    ProviderFailure,
     Replied,
     Requested,
     RequestWithdrawn,
+    Retrying,
     TasksChanged,
     Thought,
     ToolBegan,
     ToolEnded,
     TurnOpened,
     TurnOver,
+    UsageReported,
 )
 from banksman.core.session import (
     agent_conversation,
     ask_queue,
     idle_process,
     plain_frames,
+    provider_limits,
     questions,
     settings,
     turn_end,
+    usage,
     watchdogs,
 )
 from banksman.core.session import event as kinds
@@ -58,8 +65,8 @@ from banksman.core.session.facts import FramesRead, Timer
 from banksman.core.session.state import ProcessPhase, PromptNaming, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
-from banksman.core.session.watchdogs import ClockName
-from banksman.errors import AgentError
+from banksman.core.session.usage import Meter
+from banksman.errors import AgentError, ErrorKind
 
 HANDSHAKE = "handshake"
 # Limit on concurrent tools, and on background tasks. Only whether any exist matters.
@@ -67,12 +74,18 @@ TASKS_MAX = 256
 # Limit on the wait for quiet after a boundary, in multiples of `quiet_seconds`.
 QUIET_TIMES_MAX = 10
 # Only a boundary says whether the turn succeeded. Without a boundary the outcome is an error.
-_UNTOLD = TurnOver(is_error=True, error="the agent finished the prompt without a result")
+_UNTOLD = TurnOver(
+    is_error=True,
+    error="the agent finished the prompt without a result",
+    failure=ProviderFailure(ErrorKind.PROTOCOL),
+)
 
 
 def read_frames(work: Transition, fact: FramesRead) -> None:
     """Log the agent's frames, and apply their meanings in order."""
     begin = idle = 0
+    # The last line that announced a retry, and the idle lines after it.
+    retry, idle_since = -1, 0
     # An entry is tagged with the turn that was speaking at its frame. A frame that opens a turn is
     # the first of that turn, and the boundary is its last.
     for index, meaning in fact.meanings:
@@ -80,7 +93,11 @@ def read_frames(work: Transition, fact: FramesRead) -> None:
         was_reciting = _recites(work)
         meanings, answers = _resolved(work, meaning)
         first = meanings[0] if meanings else None
-        idle += isinstance(first, Noise | Thought)
+        is_idle = isinstance(first, Noise | Thought | Retrying | LimitsReported)
+        idle += is_idle
+        retry, idle_since = (
+            (index, 0) if isinstance(first, Retrying) else (retry, idle_since + is_idle)
+        )
         if isinstance(first, TurnOpened):
             hear(work, first)
             meanings = meanings[1:]
@@ -95,10 +112,13 @@ def read_frames(work: Transition, fact: FramesRead) -> None:
         begin = index + 1
     _keep(work, fact.lines[begin:])
     _wait_for_quiet(work)
+    has_gone_on = len(fact.lines) - 1 - retry > idle_since
+    was_retrying = has_gone_on and provider_limits.end_retry(work)
     if work.state.clocks:
-        has_progress = len(fact.lines) > idle
-        names = (ClockName.BYTES, ClockName.PROGRESS) if has_progress else (ClockName.BYTES,)
-        work.set(clocks=watchdogs.wind(work.state.clocks, work.at, *names))
+        provider_limits.feed_clocks(work, has_progress=len(fact.lines) > idle)
+        if was_retrying and work.state.speaking is not None:
+            # The clocks are due earlier than the retry had postponed them to.
+            work.arm_clocks(work.state.speaking)
 
 
 def _recites(work: Transition) -> bool:
@@ -116,12 +136,14 @@ def hear(work: Transition, meaning: Meaning) -> None:
     match meaning:
         case Noise() | Thought():
             pass
-        case ToolBegan(calls=calls):
+        case ToolBegan(calls=calls, reported=reported):
+            if reported is not None:
+                usage.report(work, reported)
             _use_tools(work, began=calls)
         case ToolEnded(calls=calls):
             _use_tools(work, ended=calls)
         case TasksChanged(tasks=tasks):
-            work.set_process(tasks=tasks[:TASKS_MAX])
+            work.set_tasks(tasks[:TASKS_MAX])
         case Replied():
             _on_reply(work, meaning)
         case PromptTaken(ref=ref):
@@ -145,8 +167,22 @@ def hear(work: Transition, meaning: Meaning) -> None:
             # process_life.py.
             work.set_process(has_forgotten=True)
             work.stop_process(AgentError(error))
+        case UsageReported() | Retrying() | LimitsReported():
+            _on_provider_report(work, meaning)
         case NeedsConversation():
             raise AssertionError("the reader resolves this meaning")
+
+
+def _on_provider_report(
+    work: Transition, report: UsageReported | Retrying | LimitsReported
+) -> None:
+    match report:
+        case UsageReported():
+            usage.report(work, report)
+        case Retrying():
+            provider_limits.on_retry(work, report)
+        case LimitsReported():
+            provider_limits.on_limits(work, report)
 
 
 # -- replies -------------------------------------------------------------------------------------
@@ -165,7 +201,12 @@ def _on_reply(work: Transition, reply: Replied) -> None:
                 settings.tell_ready(work)
                 idle_process.grow_old(work)
             else:
-                work.stop_process(AgentError(f"the agent refused the handshake: {reply.error}"))
+                work.stop_process(
+                    AgentError(
+                        f"the agent refused the handshake: {reply.error}",
+                        kind=failure_texts.kind_of_text(reply.error) or ErrorKind.PROTOCOL,
+                    )
+                )
         return
     settings.on_reply(work, reply)
     turn_end.on_interrupt_reply(work, reply)
@@ -238,10 +279,11 @@ def _our_prompt_was_named(work: Transition, refs: tuple[str, ...], *, is_opened:
     if boundary is not None and not boundary.refs and turn.settled is None and turn.ref in refs:
         # The supposed boundary came before the agent had begun with the prompt. It ended other
         # work.
-        turn = replace(turn, boundary=None)
+        meter = turn.meter
+        turn = replace(turn, boundary=None, meter=Meter())
         work.cancel_timer(Timer.SETTLE, turn.key)
         work.set_turn(replace(turn, wish=None))
-        _log_own_episode(work, boundary)
+        _log_own_episode(work, boundary, meter)
         if turn.wish is not None:
             turn_end.stop(work, replace(turn, wish=None), turn.wish, turn.clock)
         return True
@@ -268,11 +310,17 @@ def _open_own(work: Transition, origin: str | None, refs: tuple[str, ...] = ()) 
     # fact.
 
 
-def _log_own_episode(work: Transition, boundary: TurnOver) -> None:
-    """Log an agent-initiated turn whose boundary is the first sign of it."""
+def _log_own_episode(work: Transition, boundary: TurnOver, meter: Meter | None = None) -> None:
+    """Log an agent-initiated turn whose boundary is the first sign of it.
+
+    `meter`: what was counted for the granted turn until now, and belongs to this one.
+    """
     if work.state.own is None:
         _open_own(work, boundary.origin, boundary.refs)
     own = work.state.own
+    if own is not None and meter is not None:
+        own = replace(own, meter=meter)
+        work.set_turn(own)
     # If the boundary names a prompt that this turn never named, it repeats the end of an older
     # turn.
     if own is not None and (not boundary.refs or set(boundary.refs) & set(own.heard)):
@@ -353,7 +401,7 @@ def _use_tools(work: Transition, began: tuple[str, ...] = (), ended: tuple[str, 
     if turn is not None:
         still = tuple(call for call in turn.tools if call not in ended)
         tools = (*still, *(call for call in began if call not in still))[:TASKS_MAX]
-        work.set_turn(replace(turn, tools=tools))
+        work.set_turn(replace(turn, tools=tools, used_tools=turn.used_tools or bool(began)))
         # Otherwise the clocks that pause for a tool are already paused.
         if bool(tools) != bool(turn.tools):
             work.attend_clocks()

@@ -233,13 +233,23 @@ def dispensable(queue: Queue, priority: int) -> Turn | None:
     return next((turn for turn in reversed(below) if turn.priority == lowest), None)
 
 
-def restart_waits(queue: Queue, at: float) -> Queue:
-    """Let the queued asks wait since `at`.
+def restart_waits(queue: Queue, at: float, wall: float) -> Queue:
+    """Let the queued asks wait since `at`, and place their deadlines on this clock.
 
     The log's times come from another clock, so the time that an ask has already waited is unknown.
+    Its deadline is known, because the log has it in Unix time. `wall`: the Unix time at `at`.
     """
+
+    def restarted(ask: Ask) -> Ask:
+        due = None if ask.deadline is None else at + ask.deadline - wall
+        return replace(ask, at=at, due=due)
+
     return tuple(
-        replace(waiting, ask=replace(waiting.ask, at=at))
+        replace(
+            waiting,
+            ask=restarted(waiting.ask),
+            joined=tuple(restarted(ask) for ask in waiting.joined),
+        )
         if isinstance(waiting, Turn) and waiting.ask
         else waiting
         for waiting in queue

@@ -10,10 +10,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import PromptRefused
-from banksman.core.session import ask_queue, questions, turn_end
+from banksman.core.session import ask_queue, questions, turn_end, watchdogs
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
-from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject
+from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject, StartTimer
 from banksman.core.session.facts import QuestionAnswered, Timer
 from banksman.core.session.outcome import By, Kind, Receipt
 from banksman.core.session.state import (
@@ -110,6 +110,7 @@ def _make_place(work: Transition, ask: Ask) -> None:
 
 
 def _log_queued(work: Transition, ask: Ask, leader: Turn | None = None) -> None:
+    """Log the ask, and start its deadline."""
     work.log(
         ask.id,
         kinds.TURN_QUEUED,
@@ -123,7 +124,11 @@ def _log_queued(work: Transition, ask: Ask, leader: Turn | None = None) -> None:
         schema=ask.schema,
         is_last=ask.is_last,
         into=None if leader is None else leader.id,
+        deadline=ask.deadline,
+        caller=ask.caller,
     )
+    if ask.due is not None:
+        work.do(StartTimer(ask.due, (Timer.DEADLINE, ask.id)))
 
 
 def _steer(work: Transition, ask: Ask) -> bool:
@@ -194,10 +199,33 @@ def withdraw(work: Transition, id: str) -> None:
         turn_end.stop_if_unwanted(work)
 
 
-def _withdraw_queued(work: Transition, id: str) -> bool:
+def resume_deadlines(work: Transition) -> None:
+    """Start the deadlines of the asks that waited when the session got this owner."""
+    turns = [waiting for waiting in work.state.queue if isinstance(waiting, Turn)]
+    for ask in [ask for turn in turns for ask in turn.asks]:
+        if ask.due is not None and ask.due <= work.at:
+            expire(work, ask.id)
+        elif ask.due is not None:
+            work.do(StartTimer(ask.due, (Timer.DEADLINE, ask.id)))
+
+
+def expire(work: Transition, id: str) -> None:
+    """End an ask at its deadline: withdraw it from the queue, or stop its turn.
+
+    A turn of several asks is stopped only once none of them is wanted, as in `withdraw`.
+    """
+    if _withdraw_queued(work, id, clock=watchdogs.DEADLINE):
+        return
+    turn = work.state.turn
+    if turn is not None and any(ask.id == id for ask in turn.asks):
+        work.set_turn(replace(turn, unwanted=(*turn.unwanted, id)))
+        turn_end.stop_if_unwanted(work, Cause.CLOCK, watchdogs.DEADLINE)
+
+
+def _withdraw_queued(work: Transition, id: str, *, clock: str | None = None) -> bool:
     turn = ask_queue.find(work.state.queue, id)
     if turn is None:
-        return _withdraw_unsent(work, id)
+        return _withdraw_unsent(work, id, clock)
     ask = next(ask for ask in turn.asks if ask.id == id)
     rest = tuple(other for other in turn.asks if other is not ask)
     if rest:
@@ -215,11 +243,11 @@ def _withdraw_queued(work: Transition, id: str) -> bool:
             work.start_timer(work.state.config.collect_seconds, Timer.COLLECT, first.id)
     else:
         take_out(work, turn)
-    turn_end.end_queued(work, ask, Kind.WITHDRAWN)
+    turn_end.end_queued(work, ask, Kind.WITHDRAWN, clock=clock)
     return True
 
 
-def _withdraw_unsent(work: Transition, id: str) -> bool:
+def _withdraw_unsent(work: Transition, id: str, clock: str | None) -> bool:
     """Withdraw a steered ask whose prompt is not sent yet: it has left the queue."""
     turn = work.state.turn
     if turn is None or id not in turn.unsent:
@@ -229,7 +257,7 @@ def _withdraw_unsent(work: Transition, id: str) -> bool:
     work.set_turn(
         replace(turn, steered=steered, unsent=tuple(other for other in turn.unsent if other != id))
     )
-    turn_end.end_queued(work, ask, Kind.WITHDRAWN)
+    turn_end.end_queued(work, ask, Kind.WITHDRAWN, clock=clock)
     return True
 
 

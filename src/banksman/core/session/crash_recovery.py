@@ -7,6 +7,7 @@ that claims the session does this once:
   known, so its outcome is UNKNOWN, and it is never resent automatically.
 - An ask without a start in the log was not sent. It keeps its place in the queue. But if its prompt
   held a secret, which the log does not store, it is refused: the rest is not the caller's prompt.
+- The agent's background tasks ended with its process.
 - A question waited for an answer to a process that is gone. It is withdrawn, because an answer
   could reach no process. Or it is kept, if that is the session's policy: see questions.py.
 
@@ -25,6 +26,7 @@ from banksman.core.session.event import Entry, entry
 from banksman.core.session.history import OpenQuestion, SessionHistory
 from banksman.core.session.outcome import By, Kind
 from banksman.core.session.turn import Turn
+from banksman.core.session.usage import Usage, caller_of
 from banksman.core.wire.redaction import REDACTED
 
 MAIMED = "the log does not keep the secret in the prompt: ask again"
@@ -57,9 +59,31 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
     if session.own is not None:
         own = session.own
         entries.append(
-            _ended(past, own.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None, origin=own.origin)
+            _ended(
+                past,
+                own.id,
+                Kind.UNKNOWN,
+                By.EXIT,
+                ERROR,
+                spent=None,
+                counts=own,
+                origin=own.origin,
+            )
         )
-    entries += [_ended(past, ask.id, Kind.UNKNOWN, By.EXIT, ERROR, spent=None) for ask in unknown]
+    entries += [
+        _ended(
+            past,
+            ask.id,
+            Kind.UNKNOWN,
+            By.EXIT,
+            ERROR,
+            spent=None,
+            counts=session.turn if index == 0 else None,
+        )
+        for index, ask in enumerate(unknown)
+    ]
+    if session.process.tasks:
+        entries.append(entry(None, kinds.TASKS_CHANGED, tasks=()))
     if not entries and not swept:
         return []
     recovered = entry(
@@ -97,8 +121,11 @@ def _ended(
     error: str | None,
     *,
     spent: float | None,
+    counts: Turn | None = None,
     **more: object,
 ) -> Entry:
+    # The reports of the agent are in the log and are counted. Later usage is unknown.
+    once = Usage(turns=1)
     return entry(
         id,
         kinds.TURN_ENDED,
@@ -114,4 +141,7 @@ def _ended(
         error=error,
         clock=None,
         **more,
+        used=None if counts is None else counts.meter.logged.plus(once),
+        added=None if counts is None else once,
+        caller=None if counts is None else caller_of(counts),
     )

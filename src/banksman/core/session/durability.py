@@ -11,7 +11,7 @@ import dataclasses
 
 from msgspec.structs import replace
 
-from banksman.core.session import asks, questions, shutdown, turn_end
+from banksman.core.session import asks, provider_limits, questions, shutdown, turn_end
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import (
@@ -44,10 +44,13 @@ def commit(work: Transition, seq: int) -> None:
     if state.store is Store.BROKEN:
         # The pending endings are written: the store works again, and this host is still the writer.
         work.set(store=Store.WORKING, store_error=None, store_retries=0, unwritten=())
-        # Earlier events about the conversation and its settings may have been lost. Log them again.
+        # Earlier events about the conversation, its settings and the account may have been lost.
+        # Log them again.
         work.log(None, kinds.SESSION_CONVERSATION, conversation=state.conversation)
         for name, value in state.settings:
             work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
+        if state.limits or state.limited_until is not None:
+            provider_limits.log_limits(work)
     for deferred in released:
         match deferred:
             case MayWrite(key=key):
@@ -119,6 +122,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     ]
     for turn in turns:
         for ask in turn.asks:
+            turn_end.forget_deadline(work, ask)
             if ask.id not in unaccepted:
                 turn_end.log_ended(work, ask.id, outcome, By.EXIT)
                 work.do(Resolve(ask.id, outcome))
@@ -141,6 +145,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     # The process must stop even if the store recovers: the log cannot account for what it did
     # meanwhile.
     work.stop_process()
+    work.set_process(tasks=())
     questions.lose_all(work)
 
 

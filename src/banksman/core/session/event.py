@@ -56,6 +56,13 @@ SESSION_CLOSED = "session.closed"
 # its host has released it; the next owner serves the waiting asks (`queued`)
 SESSION_LEFT = "session.left"
 CLOCK_WARNING = "clock.warning"
+TASKS_CHANGED = "tasks.changed"  # the background tasks that the agent's process has now
+# the usage of the open turn so far, and the part of it (`added`) that no earlier event has
+USAGE_REPORTED = "usage.reported"
+# the agent repeats a failed model call by itself
+PROVIDER_RETRYING = "provider.retrying"
+# usage windows of the agent's account, when a report changes them
+LIMITS_CHANGED = "limits.changed"
 # Created for one reader, never stored: the events that retention has removed.
 STREAM_GAP = "stream.gap"
 

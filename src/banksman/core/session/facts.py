@@ -43,6 +43,8 @@ class Timer(enum.Enum):
     BACKOFF = "backoff"  # a process (number) that crashed: another one may be started
     SWEEP = "sweep"  # a process (number): the sweep after a turn should be over
     LEAVE = "leave"  # the session: the deadline of the running turn before the session leaves
+    DEADLINE = "deadline"  # an ask (id): it should be over
+    BACKGROUND = "background"  # the session: a drain has waited long enough for background tasks
 
 
 Subject = tuple[Timer, str]

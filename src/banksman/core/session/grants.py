@@ -44,7 +44,7 @@ def advance(work: Transition) -> None:
         if state.own is not None:
             # No caller waits for it, and it could last forever.
             turn_end.stop(work, state.own, Cause.CLOSE)
-        elif state.turn is None:
+        elif state.turn is None and not shutdown.waits_for_tasks(work):
             shutdown.end(work)
     if work.state.mode in (Mode.CLOSING, Mode.PARTING):
         shutdown.finish(work)

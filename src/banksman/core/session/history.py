@@ -18,16 +18,19 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
-from banksman.core.session import ask_queue
+from banksman.core.dialects.meaning import BackgroundTask
+from banksman.core.session import account_limits, ask_queue
 from banksman.core.session import event as kinds
+from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.event import Entry, Event
 from banksman.core.session.idempotency import IdempotencyKey, IdempotencyKeys
-from banksman.core.session.outcome import Kind
+from banksman.core.session.outcome import Kind, tasks_of
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
+from banksman.core.session.usage import Meter, Usage
 from banksman.errors import StoreTooNew
 
 _FRAMES = kinds.FRAMES
@@ -46,6 +49,8 @@ _OF_SESSION = (
     "own",
     "own_count",
     "mode",
+    "limits",
+    "limited_until",
 )
 _OF_PAST = ("questions", "process")
 
@@ -97,16 +102,31 @@ def fold_event(state: Session, event: Event) -> Session:
             # An agent that has completed a turn knows its conversation.
             is_adopted = state.is_adopted and body["outcome"] != Kind.DONE
             ended = _end_turn(state, turn)
+            failure: Mapping[str, Any] = body.get("failure") or {}
             return replace(
-                ended, spent=body["spent"], cost=body["cost_in_all"], is_adopted=is_adopted
+                ended,
+                spent=body["spent"],
+                cost=body["cost_in_all"],
+                is_adopted=is_adopted,
+                limited_until=account_limits.limited_after(
+                    state.limited_until, Kind(body["outcome"]), failure.get("limited_until")
+                ),
             )
+        case kinds.USAGE_REPORTED:
+            return _count(state, event)
         case kinds.QUEUE_CHANGED:
             assert turn is not None
             return replace(state, queue=ask_queue.move(state.queue, turn, event.body["before"]))
         case kinds.PROCESS_STARTED:
             return replace(state, process=ProcessState(number=event.body["process"]))
+        case kinds.TASKS_CHANGED:
+            return _with_tasks(state, tasks_of(event.body["tasks"]))
         case _:
             return _fold_session(state, event)
+
+
+def _with_tasks(state: Session, tasks: tuple[BackgroundTask, ...]) -> Session:
+    return replace(state, process=replace(state.process, tasks=tasks))
 
 
 def _fold_session(state: Session, event: Event) -> Session:
@@ -119,7 +139,16 @@ def _fold_session(state: Session, event: Event) -> Session:
             # so is its conversation. The copy forks that conversation.
             origin = state.conversation or state.fork_of
             left = replace(
-                state, queue=(), turn=None, own=None, settings=(), conversation=None, fork_of=origin
+                _with_tasks(state, ()),
+                queue=(),
+                turn=None,
+                own=None,
+                settings=(),
+                conversation=None,
+                fork_of=origin,
+                # The agent may use another account here.
+                limits=(),
+                limited_until=None,
             )
             return left if origin is None else replace(left, spent=None, is_adopted=True)
         case kinds.SESSION_CONVERSATION:
@@ -130,8 +159,15 @@ def _fold_session(state: Session, event: Event) -> Session:
             name, value = event.body["name"], event.body["value"]
             kept = tuple(pair for pair in state.settings if pair[0] != name)
             return replace(state, settings=kept if value is None else (*kept, (name, value)))
+        case kinds.LIMITS_CHANGED:
+            body = event.body
+            windows = account_limits.from_json(body["windows"])
+            return replace(state, limits=windows, limited_until=body["limited_until"])
         case kinds.SESSION_CLOSED:
             return replace(state, mode=Mode.CLOSED)
+        case kinds.SESSION_STORE_RETURNED:
+            # The process was stopped when the log broke, and could not log the end of its tasks.
+            return _with_tasks(state, ())
         case _:
             return state
 
@@ -159,6 +195,9 @@ def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
         rules=tuple((name, Verdict(verdict)) for name, verdict in body["rules"]),
         schema=body["schema"],
         is_last=body["is_last"],
+        # Events of earlier versions lack both.
+        deadline=body.get("deadline"),
+        caller=body.get("caller"),
     )
     if body.get("into") is not None:
         return replace(state, queue=ask_queue.join(state.queue, body["into"], ask))
@@ -190,6 +229,17 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
     return replace(
         state, queue=queue, turn=replace(waiting, phase=TurnPhase.STARTING, attempt=body["attempt"])
     )
+
+
+def _count(state: Session, event: Event) -> Session:
+    """Add a report of usage to the open turn that it belongs to."""
+    added = msgspec.convert(event.body["added"], Usage)
+    for name in ("turn", "own"):
+        turn: Turn | None = getattr(state, name)
+        if turn is not None and turn.id == event.turn:
+            meter = replace(turn.meter, logged=turn.meter.logged.plus(added))
+            return replace(state, **{name: replace(turn, meter=meter)})
+    return state
 
 
 def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
@@ -239,6 +289,8 @@ def _led_by_next(turn: Turn, rest: tuple[Ask, ...]) -> Turn | None:
         ask=first,
         joined=tuple(a for a in others if a in turn.joined),
         steered=tuple(a for a in others if a in turn.steered),
+        # The turn that is over has counted its usage.
+        meter=Meter(),
     )
 
 
@@ -425,6 +477,9 @@ class _Saved(
     keys: tuple[IdempotencyKey, ...] = ()
     questions: tuple[OpenQuestion, ...] = ()
     process: LastProcess | None = None
+    tasks: tuple[BackgroundTask, ...] = ()
+    limits: Windows = ()
+    limited_until: float | None = None
 
 
 class _Form(msgspec.Struct, frozen=True):
@@ -448,6 +503,7 @@ def encode(past: SessionHistory) -> bytes:
         head=session.head,
         queue=queue,
         processes=session.process.number,
+        tasks=session.process.tasks,
         opened=None if past.opened is None else dict(past.opened),
         keys=tuple(past.keys),
         **{name: getattr(session, name) for name in _OF_SESSION},
@@ -479,7 +535,7 @@ def _decode(data: bytes, config: Config) -> SessionHistory:
         head=saved.head,
         committed=saved.head,
         queue=saved.queue,
-        process=ProcessState(number=saved.processes),
+        process=ProcessState(number=saved.processes, tasks=saved.tasks),
         **{name: getattr(saved, name) for name in _OF_SESSION},
     )
     parts = {name: getattr(saved, name) for name in _OF_PAST}

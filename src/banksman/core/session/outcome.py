@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from banksman.errors import AgentError, BanksmanError
+import msgspec
+
+from banksman.core.dialects.meaning import BackgroundTask
+from banksman.core.session.usage import Usage
+from banksman.errors import AgentError, BanksmanError, ErrorKind
 
 
 class Kind(enum.StrEnum):
@@ -47,8 +51,13 @@ class Outcome:
     has a schema. `cost`: cost of this turn in US dollars; None: the agent does not report it, or
     only a total over several turns.
 
-    `clock`: the watchdog that ended the turn, if one did. `durable` False: the log could not be
-    written.
+    `clock`: the watchdog that ended the turn, if one did, or "deadline". `durable` False: the log
+    could not be written. `background`: the agent's background tasks that still ran when the turn
+    ended. Only some agents report them. `usage`: tokens as the agent counts them. `used`: tokens,
+    cost and working time in one form for all agents; None if the prompt was not sent.
+
+    `error`: an `AgentError` if the agent failed. Its `kind`, `status`, `retry_after` and
+    `limited_until` say why, for a program to decide by. `used_tools`: the agent used a tool.
     """
 
     DONE: ClassVar[Kind] = Kind.DONE
@@ -68,11 +77,57 @@ class Outcome:
     error: BanksmanError | None = None
     clock: str | None = None
     durable: bool = True
+    background: tuple[BackgroundTask, ...] = ()
+    used: Usage | None = None
+    used_tools: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether the agent reports success after a tool use, but gave no answer at all."""
+        has_text = self.text is not None and bool(self.text.strip())
+        return (
+            self.kind is Kind.DONE and self.used_tools and not has_text and self.structured is None
+        )
+
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """The fields of the agent's error as JSON; None if the agent did not fail."""
+        error = self.error
+        if not isinstance(error, AgentError):
+            return None
+        return {
+            "kind": error.kind,
+            "status": error.status,
+            "retry_after": error.retry_after,
+            "limited_until": error.limited_until,
+            "message": error.message,
+            "hint": error.hint,
+            "raw": None if error.raw is None else dict(error.raw),
+        }
+
+
+def _error_of(body: Mapping[str, Any]) -> AgentError | None:
+    """Return the error in the body of a `turn.ended` event.
+
+    Events of older versions have only its text, and so have errors that are not the agent's.
+    """
+    text, failure = body["error"], body.get("failure")
+    if text is None or failure is None:
+        return None if text is None else AgentError(text)
+    return AgentError(
+        failure["message"],
+        hint=failure["hint"],
+        # A newer version may know further kinds.
+        kind=next((kind for kind in ErrorKind if kind == failure["kind"]), ErrorKind.OTHER),
+        status=failure["status"],
+        retry_after=failure["retry_after"],
+        limited_until=failure["limited_until"],
+        raw=failure["raw"],
+    )
 
 
 def outcome_of(body: Mapping[str, Any]) -> Outcome:
     """Return the outcome in the body of a `turn.ended` event."""
-    error = body["error"]
     return Outcome(
         kind=Kind(body["outcome"]),
         stop_reason=body["stop_reason"],
@@ -80,9 +135,18 @@ def outcome_of(body: Mapping[str, Any]) -> Outcome:
         structured=body["structured"],
         usage=body["usage"],
         cost=body["cost"],
-        error=None if error is None else AgentError(error),
+        error=_error_of(body),
         clock=body["clock"],
+        # Events of earlier versions lack them.
+        background=tasks_of(body.get("background", ())),
+        used=msgspec.convert(body.get("used"), Usage | None),
+        used_tools=body.get("used_tools", False),
     )
+
+
+def tasks_of(value: Any) -> tuple[BackgroundTask, ...]:
+    """Return the background tasks in the body of an event."""
+    return msgspec.convert(value, tuple[BackgroundTask, ...])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

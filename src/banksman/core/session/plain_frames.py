@@ -25,15 +25,16 @@ _NOT_PLAIN = (ProcessPhase.NONE, ProcessPhase.STARTING)
 def plain_entries(state: Session, process: int, lines: Sequence[bytes]) -> list[Entry] | None:
     """Return the entries of frames without a meaning; None if the frames change more.
 
-    They do so while the agent starts, and while a wait for quiet runs. A process that was replaced
-    is not heard, and a log that fails takes nothing.
+    They do so while the agent starts, while a wait for quiet runs, and while a retry is pending,
+    which they end. A process that was replaced is not heard, and a log that fails takes nothing.
     """
-    now = state.process
+    now, speaking = state.process, state.speaking
     if (
         process != now.number
         or now.phase in _NOT_PLAIN
         or state.store is not Store.WORKING
         or (state.turn is not None and state.turn.quiet_until is not None)
+        or (speaking is not None and speaking.retry is not None)
     ):
         return None
     return entries(state, lines)

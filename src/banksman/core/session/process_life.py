@@ -28,7 +28,7 @@ from banksman.core.session.outcome import By, Kind
 from banksman.core.session.state import Mode, ProcessPhase, ProcessState
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
-from banksman.errors import AgentError, BanksmanError
+from banksman.errors import AgentError, BanksmanError, ErrorKind
 
 # Length of the end of stderr that goes into each outcome which the process's death has failed.
 STDERR_CHARACTERS_MAX = 4096
@@ -122,9 +122,10 @@ def gone(work: Transition, fact: ProcessGone) -> None:
         fact.stderr.text
     )
     stderr = fact.stderr.text[-STDERR_CHARACTERS_MAX:].strip()
-    lost(
-        work, AgentError(message, hint=stderr, process=process.number), has_forgotten=has_forgotten
-    )
+    given_up = process.error.kind if isinstance(process.error, AgentError) else ErrorKind.OTHER
+    kind = ErrorKind.AGENT_EXITED if given_up is ErrorKind.OTHER else given_up
+    error = AgentError(message, hint=stderr, kind=kind, process=process.number)
+    lost(work, error, has_forgotten=has_forgotten)
 
 
 def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False) -> None:
@@ -133,6 +134,7 @@ def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False)
     process = state.process
     questions.forget_all(work)
     settings.forget_all(work)
+    work.set_tasks(())
     # A loop: the end of a boundary that was not yet certain may promote a steered prompt to the
     # open turn.
     while (turn := work.state.own or work.state.turn) is not None:

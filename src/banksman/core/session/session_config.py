@@ -63,3 +63,5 @@ class Config(Struct, frozen=True, kw_only=True):
     serves_terminals: bool = False
     # The watchdogs of a turn, in seconds by name. None or missing: that watchdog is off.
     clocks: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
+    # How long a drain waits for the agent's background tasks, once no turn runs.
+    background_seconds: float = 60.0

@@ -3,10 +3,11 @@
     OPEN ──drain──► DRAINING ──► CLOSING ──► CLOSED      refuses the queue, logs `session.closed`
       └────leave──► LEAVING  ──► PARTING ──► LEFT        hands the queue over, logs `session.left`
 
-Both ways refuse new asks, let the running turn finish, stop the process, and release the session. A
-session that leaves continues elsewhere. Its waiting asks stay in the log, just as after the death
-of a host, and the next owner serves them. So these asks get no outcome from this host, not even an
-invented one. A granted turn of which no byte was sent waits again.
+Both ways refuse new asks, let the running turn finish, wait for the agent's background tasks
+(`background_seconds` at most), stop the process, and release the session. A session that leaves
+continues elsewhere. Its waiting asks stay in the log, just as after the death of a host, and the
+next owner serves them. So these asks get no outcome from this host, not even an invented one. A
+granted turn of which no byte was sent waits again.
 
 A close overrides a leave: the waiting asks are refused after all. Until `session.left` is durable,
 leaving can be revoked: a withdrawal or a close that arrives before the commit still counts.
@@ -36,6 +37,7 @@ from banksman.errors import Closed
 
 # A session leaves a host at most once, so one subject suffices.
 LEAVE = (Timer.LEAVE, "session")
+BACKGROUND = (Timer.BACKGROUND, "session")
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -102,6 +104,28 @@ def end(work: Transition) -> None:
         # A preempted turn that is to be requeued is requeued in the log, for the next owner.
         _stop_open(work)
         work.stop_process()
+
+
+def waits_for_tasks(work: Transition) -> bool:
+    """Whether the shutdown still waits for background tasks. The first call starts the wait.
+
+    A task may be a server that never ends, so the wait is bounded even if the drain is not.
+    """
+    state = work.state
+    if not state.process.tasks or state.process.phase is not ProcessPhase.READY:
+        return False
+    if state.tasks_by is None:
+        by = work.at + state.config.background_seconds
+        work.set(tasks_by=by)
+        work.do(StartTimer(by, BACKGROUND))
+        return by > work.at
+    return work.at < state.tasks_by
+
+
+def stop_waiting_for_tasks(work: Transition) -> None:
+    """Continue the shutdown although background tasks run. `grants.advance` does the rest."""
+    if work.state.tasks_by is not None:
+        work.set(tasks_by=work.at)
 
 
 # -- effect on turns, holds and the queue --------------------------------------------------------

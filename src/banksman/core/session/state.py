@@ -14,7 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from banksman.core.dialects.dialect import ProtocolState
-from banksman.core.dialects.meaning import Requested
+from banksman.core.dialects.meaning import BackgroundTask, Requested
+from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold, Queue
 from banksman.core.session.effects import (
     Accept,
@@ -136,7 +137,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     # Changes of settings that it has not answered.
     changes: tuple[PendingSetting, ...] = ()
     # Its background tasks, whether a turn is open or not.
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[BackgroundTask, ...] = ()
     # The schema of its answers, if it was started with one.
     schema: Mapping[str, Any] | None = None
     stale: Replacement = Replacement.NO
@@ -242,6 +243,8 @@ class Session(Struct, frozen=True, kw_only=True):
     # The deadline to leave, if there is one, and whether it has passed.
     leave_by: float | None = None
     is_overdue: bool = False
+    # Until when a drain waits for background tasks; None: it has not begun to wait.
+    tasks_by: float | None = None
     # The agent's name for the conversation, which a new process resumes.
     conversation: str | None = None
     # The conversation to fork, until the session has its own; None: start empty.
@@ -256,6 +259,10 @@ class Session(Struct, frozen=True, kw_only=True):
     overflows: int = 0
     # Settings that were changed since the session was opened.
     settings: tuple[tuple[str, str], ...] = ()
+    # Usage windows of the agent's account, and until when (wall clock) it is limited; None: it is
+    # not known to be limited.
+    limits: Windows = ()
+    limited_until: float | None = None
     resume_failures: int = 0
     # Processes that crashed in a row, and whether starts are suspended for a while.
     crashes: int = 0

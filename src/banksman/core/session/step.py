@@ -153,7 +153,8 @@ def _on_report(work: Transition, report: Report, epoch: int) -> None:
 def _from_caller(work: Transition, fact: CallerFact) -> None:
     match fact:
         case Begun():
-            questions.show(work)  # `grants.advance` serves the queue after every fact.
+            questions.show(work)
+            asks.resume_deadlines(work)  # `grants.advance` serves the queue after every fact.
         case Asked(ask=ask):
             asks.ask(work, ask)
         case AskWithdrawn(turn=turn):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.session import (
     agent_output,
+    asks,
     durability,
     idle_process,
     questions,
@@ -57,6 +58,13 @@ def fire(work: Transition, timer: Timer, subject: str) -> None:
         case Timer.LEAVE:
             if (timer, subject) == shutdown.LEAVE:
                 shutdown.hurry(work)
+        case Timer.DEADLINE:
+            # A session that has left keeps its queue for the next owner, which has this timer too.
+            if state.mode not in OVER:
+                asks.expire(work, subject)
+        case Timer.BACKGROUND:
+            if (timer, subject) == shutdown.BACKGROUND:
+                shutdown.stop_waiting_for_tasks(work)
 
 
 def _of_turn(work: Transition, timer: Timer, key: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from banksman.core.dialects.dialect import ProtocolOutput, ProtocolState
-from banksman.core.dialects.meaning import Meaning, TurnOver
+from banksman.core.dialects.meaning import BackgroundTask, Meaning, TurnOver
 from banksman.core.session import event as kinds
 from banksman.core.session import watchdogs
 from banksman.core.session.effects import (
@@ -86,6 +86,15 @@ class Transition:
         else:
             assert self.state.turn is not None
             self.set(turn=turn)
+
+    def set_tasks(self, tasks: tuple[BackgroundTask, ...]) -> None:
+        """Record the background tasks of the agent, and log a change.
+
+        While the log cannot be written, the process is being stopped, and has no tasks to keep.
+        """
+        if self.state.store is Store.WORKING and tasks != self.state.process.tasks:
+            self.set_process(tasks=tasks)
+            self.log(self.speaker, kinds.TASKS_CHANGED, tasks=tasks)
 
     def do(self, effect: Effect) -> None:
         """Add an effect."""
@@ -265,6 +274,8 @@ class Transition:
         if turn is not None and turn.phase is TurnPhase.RUNNING:
             has_question = any(question.turn == turn.id for question in self.state.questions)
             has_tool = bool(turn.tools)
+            turn = replace(turn, meter=turn.meter.paused(self.at, has_question=has_question))
+            self.set_turn(turn)
             self.set(
                 clocks=watchdogs.attend(
                     self.state.clocks, self.at, has_tool=has_tool, has_question=has_question

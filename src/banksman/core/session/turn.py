@@ -28,8 +28,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from banksman.core.dialects.dialect import Prompt
-from banksman.core.dialects.meaning import PromptSettled, TurnOver
+from banksman.core.dialects.meaning import PromptSettled, Retrying, TurnOver
 from banksman.core.session.permissions import Rules
+from banksman.core.session.usage import Meter
 
 
 class TurnPhase(enum.StrEnum):
@@ -100,6 +101,19 @@ class Ask(Struct, frozen=True, kw_only=True):
     schema: Mapping[str, Any] | None = None
     # The process is replaced after this ask, which makes it save its knowledge.
     is_last: bool = False
+    # When the ask is to be over: in Unix time for the log, and in the time of `at`. The log has no
+    # `due`, because another process has another clock: see `ask_queue.restart_waits`.
+    deadline: float | None = None
+    due: float | None = None
+    # The person or program that wants the turn. Its usage is counted under this name.
+    caller: str | None = None
+
+
+class PendingRetry(Struct, frozen=True):
+    """A model call that failed and that the agent will repeat. `due`: when, if that is known."""
+
+    told: Retrying
+    due: float
 
 
 class Turn(Struct, frozen=True, kw_only=True):
@@ -157,6 +171,12 @@ class Turn(Struct, frozen=True, kw_only=True):
     boundary: TurnOver | None = None
     # Until this time, further frames delay the end; None: they do not.
     quiet_until: float | None = None
+    # Its usage until now.
+    meter: Meter = Meter()
+    # The agent has used a tool in this turn.
+    used_tools: bool = False
+    # The agent repeats a model call, and when it will. None: it works.
+    retry: PendingRetry | None = None
 
     @property
     def key(self) -> str:

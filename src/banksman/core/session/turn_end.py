@@ -12,7 +12,15 @@ from msgspec.structs import replace
 
 from banksman.core import json_schema
 from banksman.core.dialects.meaning import Replied, TurnOver
-from banksman.core.session import ask_queue, questions, tool_cleanup, watchdogs
+from banksman.core.session import (
+    account_limits,
+    ask_queue,
+    provider_limits,
+    questions,
+    tool_cleanup,
+    usage,
+    watchdogs,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session import turn as turns
 from banksman.core.session.effects import GiveReceipt, Resolve
@@ -21,6 +29,7 @@ from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.state import AgentTurnEnded, Mode, ProcessPhase, Replacement
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
+from banksman.core.session.usage import Usage
 from banksman.errors import AgentError, BanksmanError, Closed
 
 # Outcome of a stopped turn, by the cause of the stop.
@@ -64,8 +73,10 @@ def stop(work: Transition, turn: Turn, cause: Cause, clock: str | None = None) -
             pass  # It is already ending.
 
 
-def stop_if_unwanted(work: Transition) -> None:
-    """Stop a turn that all its callers have withdrawn.
+def stop_if_unwanted(
+    work: Transition, cause: Cause = Cause.INTERRUPT, clock: str | None = None
+) -> None:
+    """Stop a turn that all its callers have withdrawn, or whose deadlines have passed.
 
     A turn that was only granted ends immediately, and the next one is granted.
     """
@@ -73,9 +84,9 @@ def stop_if_unwanted(work: Transition) -> None:
     if turn is None or not all(ask.id in turn.unwanted for ask in turn.asks):
         return
     if turn.phase is TurnPhase.STARTING:
-        end(work, turn, Kind.WITHDRAWN, By.WITHDRAWN)
+        end(work, replace(turn, clock=clock), Kind.WITHDRAWN, By.WITHDRAWN)
     else:
-        stop(work, turn, Cause.INTERRUPT)
+        stop(work, turn, cause, clock)
 
 
 def interrupt(work: Transition, turn: Turn) -> None:
@@ -141,7 +152,7 @@ def end_by_boundary(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         if given_up is not None and (boundary.is_aborted or not boundary.error):
             error = given_up  # The agent gives no reason, or only reports the stop itself.
         else:
-            error = AgentError(boundary.error or "the agent reports an error", turn=turn.id)
+            error = provider_limits.error_of(work, boundary, turn.id)
     elif kind is Kind.DONE and turn.ask is not None and turn.ask.schema is not None:
         fault = json_schema.fault(boundary.structured, turn.ask.schema)
         if fault is not None:
@@ -177,6 +188,7 @@ def end(
     """End a granted turn, and remove it from the state."""
     turn.moved(Move.END)  # Asserts that the phase allows it.
     boundary = boundary or TurnOver()
+    used = None if by is By.WITHDRAWN else usage.final(turn, boundary, work.at)
     for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
         # An acknowledgement that is still pending holds back the next prompt. So its timer stays:
         # see `timers`.
@@ -198,14 +210,18 @@ def end(
         usage=boundary.usage,
         cost=boundary.cost,
         error=error,
-        clock=turn.clock if is_stopped else None,
+        clock=turn.clock if is_stopped or kind is Kind.WITHDRAWN else None,
+        background=work.state.process.tasks if by is By.BOUNDARY else (),
+        used=used,
+        used_tools=turn.used_tools,
     )
     if turn.is_own:
         work.set(own=None)
         if work.state.turn is None or not work.state.turn.is_open:
             work.set(clocks=())
         # Many agents name the origin of their own turn only at its end.
-        log_ended(work, turn.id, outcome, by, origin=boundary.origin or turn.origin)
+        origin = boundary.origin or turn.origin
+        log_ended(work, turn.id, outcome, by, counts=turn, origin=origin)
         work.after_commit(AgentTurnEnded(turn.id, turn.seq))
     else:
         _end_ours(work, turn, outcome, by, boundary)
@@ -245,11 +261,11 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
     _requeue_unsent(work, turn)
     steered = tuple(ask for ask in turn.steered if ask not in coming and ask.id not in turn.unsent)
     for ask in steered if is_requeued else (turn.ask, *turn.joined, *steered):
-        log_ended(work, ask.id, outcome, by)
-        work.after_commit(Resolve(ask.id, outcome))
+        _end_ask(work, ask, outcome, by, counts=turn if ask is turn.ask else None)
     if is_requeued:
         again = turn.requeued()
-        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt)
+        counted = _counted(turn, outcome.used)
+        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted)
         work.set(queue=ask_queue.requeue(work.state.queue, again))
     if coming:
         first, *others = coming
@@ -276,9 +292,7 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     """End the steered asks that a boundary names, while the turn itself continues."""
     named = [ask for ask in turn.steered if ask.ref in boundary.refs]
     failed = boundary.is_aborted or boundary.is_error
-    error = (
-        AgentError(boundary.error or "the agent reports an error", turn=turn.id) if failed else None
-    )
+    error = provider_limits.error_of(work, boundary, turn.id) if failed else None
     outcome = Outcome(
         kind=Kind.FAILED if failed else Kind.DONE,
         stop_reason=boundary.stop_reason,
@@ -286,10 +300,12 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         usage=boundary.usage,
         cost=boundary.cost,
         error=error,
+        background=work.state.process.tasks,
+        used_tools=turn.used_tools,
     )
+    turn = replace(turn, meter=turn.meter.bounded(boundary))
     for ask in named:
-        log_ended(work, ask.id, outcome, By.BOUNDARY)
-        work.after_commit(Resolve(ask.id, outcome))
+        _end_ask(work, ask, outcome, By.BOUNDARY)
     work.set_turn(
         replace(turn, boundary=None, steered=tuple(ask for ask in turn.steered if ask not in named))
     )
@@ -314,7 +330,9 @@ def _requeue(work: Transition, ask: Ask) -> None:
 def give_back(work: Transition, turn: Turn, ask: Ask) -> None:
     """Return a steered prompt that the agent did not take."""
     if ask.id in turn.unwanted:
-        end_queued(work, ask, Kind.WITHDRAWN)
+        is_late = ask.due is not None and ask.due <= work.at
+        clock = watchdogs.DEADLINE if is_late else None
+        end_queued(work, ask, Kind.WITHDRAWN, clock=clock)
     else:
         _requeue(work, ask)
     work.set_turn(replace(turn, steered=tuple(other for other in turn.steered if other is not ask)))
@@ -343,16 +361,55 @@ def put_back(work: Transition, again: Turn) -> None:
 
 
 def end_queued(
-    work: Transition, ask: Ask, kind: Kind, *, error: BanksmanError | None = None
+    work: Transition,
+    ask: Ask,
+    kind: Kind,
+    *,
+    error: BanksmanError | None = None,
+    clock: str | None = None,
 ) -> None:
     """End an ask that was never granted. The caller has removed it from the queue."""
-    outcome = Outcome(kind=kind, error=error)
-    log_ended(work, ask.id, outcome, By.WITHDRAWN)
+    _end_ask(work, ask, Outcome(kind=kind, error=error, clock=clock), By.WITHDRAWN)
+
+
+def _end_ask(
+    work: Transition, ask: Ask, outcome: Outcome, by: By, *, counts: Turn | None = None
+) -> None:
+    log_ended(work, ask.id, outcome, by, counts=counts)
     work.after_commit(Resolve(ask.id, outcome))
+    forget_deadline(work, ask)
 
 
-def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: object) -> None:
-    """Log the end of a turn or an ask with its outcome."""
+def forget_deadline(work: Transition, ask: Ask) -> None:
+    """Cancel the deadline of an ask that is over."""
+    if ask.due is not None:
+        work.cancel_timer(Timer.DEADLINE, ask.id)
+
+
+def _counted(turn: Turn | None, used: Usage | None) -> dict[str, object]:
+    """Return the members by which the end of a turn adds to the usage of the session.
+
+    None: the end of another ask of the same turn adds it.
+    """
+    if turn is None or used is None:
+        return {"added": None, "caller": None}
+    return {"added": used.minus(turn.meter.logged), "caller": usage.caller_of(turn)}
+
+
+def log_ended(
+    work: Transition,
+    id: str,
+    outcome: Outcome,
+    by: By,
+    *,
+    counts: Turn | None = None,
+    **more: object,
+) -> None:
+    """Log the end of a turn or an ask with its outcome.
+
+    `counts`: the turn whose usage this event adds. Several asks may end with one turn, and its
+    usage is added once.
+    """
     work.log(
         id,
         kinds.TURN_ENDED,
@@ -367,5 +424,13 @@ def log_ended(work: Transition, id: str, outcome: Outcome, by: By, **more: objec
         cost_in_all=work.state.cost,
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
+        background=outcome.background,
         **more,
+        used=outcome.used,
+        **_counted(counts, outcome.used),
+        failure=outcome.failure,
+        used_tools=outcome.used_tools,
     )
+    told = outcome.error.limited_until if isinstance(outcome.error, AgentError) else None
+    until = account_limits.limited_after(work.state.limited_until, outcome.kind, told)
+    work.set(limited_until=until)

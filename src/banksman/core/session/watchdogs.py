@@ -65,6 +65,10 @@ class Clock(Struct, frozen=True):
 
 Clocks = tuple[Clock, ...]
 
+# `Outcome.clock` of an ask that was not over in time. It is no clock of the turn: each ask has its
+# own, it runs while the ask waits in the queue too, and no question pauses it. See `asks.expire`.
+DEADLINE = "deadline"
+
 
 def wound(limits: Mapping[str, float | None], at: float) -> Clocks:
     """Return the clocks of a turn that starts now. Those for a tool or a question are paused."""

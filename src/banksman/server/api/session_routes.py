@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from typing import NamedTuple
 
 import msgspec
@@ -201,6 +202,7 @@ async def why(call: RouteCall) -> HttpAnswer:
             seconds_since_in=status.seconds_since_in,
             seconds_since_out=status.seconds_since_out,
             waits_for_place=status.waits_for_place,
+            retry=None if status.retry is None else messages.Retry(**asdict(status.retry)),
         )
     )
 
@@ -280,6 +282,11 @@ def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -
         cost=status.cost,
         owner=None if owner is None else messages.Owner(owner.pid, owner.address),
         host=None if proxy is None else proxy.hosts_view.name_of(known),
+        limits=[
+            messages.LimitWindow(each.name, each.used, each.resets_at, each.is_exhausted)
+            for each in status.limits
+        ],
+        limited_until=status.limited_until,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 
 from banksman import Kind, Outcome, Receipt
 from banksman.errors import NotFound
+from banksman.server.api import usage_routes
 from banksman.server.api.messages import turn_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
 from banksman.server.api.route import HttpAnswer, OwnerFallback, Route, RouteCall
@@ -30,6 +31,8 @@ async def ask(call: RouteCall) -> HttpAnswer:
             key=call.key,
             schema=body.schema,
             rules=body.rules,
+            deadline=body.deadline,
+            caller=body.caller,
         )
         headers = {"Location": f"/v1/sessions/{session.id}/turns/{turn.id}"}
         return HttpAnswer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
@@ -117,6 +120,7 @@ async def _turn(call: RouteCall) -> Turn:
 
 
 def shown(outcome: Outcome) -> messages.Outcome:
+    failure = outcome.failure
     return messages.Outcome(
         kind=str(outcome.kind),
         stop_reason=outcome.stop_reason,
@@ -127,6 +131,14 @@ def shown(outcome: Outcome) -> messages.Outcome:
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         durable=outcome.durable,
+        background=[
+            messages.BackgroundTask(task.id, task.kind, task.description)
+            for task in outcome.background
+        ],
+        used=None if outcome.used is None else usage_routes.shown(outcome.used),
+        failure=None if failure is None else messages.AgentFailure(**failure),
+        used_tools=outcome.used_tools,
+        empty=outcome.empty,
     )
 
 

@@ -31,6 +31,7 @@ from banksman.runtime.host_stats import HostStats, take
 from banksman.server.streams.follower import StreamCounts
 from banksman.sessions.diagnostics import BOUNDS, Histogram
 
+TOKEN_KINDS = ("input", "output", "cache_read", "cache_write")
 # The format that every version of Prometheus reads, and that keeps metric names unchanged.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -55,6 +56,7 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield _build()
         yield from _sessions(self._stats)
+        yield from _usage(self._stats)
         yield from _traffic(self._stats)
         yield from _store(self._stats)
         yield from _streams(self._counts)
@@ -94,6 +96,17 @@ def _sessions(stats: HostStats) -> Iterator[Metric]:
         "Sessions that wait for a free place in the process pool",
         value=stats.waiting_for_place,
     )
+    yield GaugeMetricFamily(
+        "banksman_limited_sessions",
+        "Sessions whose agent's account has reached a usage limit",
+        value=stats.limited,
+    )
+    yield _gauges(
+        "banksman_limited_until_seconds",
+        "When the last usage limit of an agent's account ends, in seconds since 1970",
+        "agent",
+        stats.limited_until,
+    )
     yield _gauges(
         "banksman_clock_seconds_left",
         "Seconds left of the running watchdog closest to its end, by name",
@@ -109,6 +122,27 @@ def _sessions(stats: HostStats) -> Iterator[Metric]:
         "Seconds from the acceptance of an ask to the start of its turn",
         stats.times.queue,
     )
+
+
+def _usage(stats: HostStats) -> Iterator[Metric]:
+    tokens = CounterMetricFamily(
+        "banksman_tokens", "Tokens that agents reported, by kind", labels=("agent", "kind")
+    )
+    cost = CounterMetricFamily(
+        "banksman_cost_usd", "Cost in US dollars, as agents estimate it", labels=("agent",)
+    )
+    seconds = CounterMetricFamily(
+        "banksman_working_seconds",
+        "Seconds in which a turn was open and did not wait for an answer",
+        labels=("agent",),
+    )
+    for agent, usage in sorted(stats.usage.items()):
+        for kind in TOKEN_KINDS:
+            tokens.add_metric((agent, kind), getattr(usage.tokens, kind))
+        if usage.usd is not None:
+            cost.add_metric((agent,), usage.usd)
+        seconds.add_metric((agent,), usage.working_seconds)
+    yield from (tokens, cost, seconds)
 
 
 def _traffic(stats: HostStats) -> Iterator[Metric]:

@@ -21,14 +21,16 @@ from banksman.core.session.event import OUTPUT, Entry, Event, Project
 from banksman.errors import NotOwner
 from banksman.store.log import Done, Snapshot
 from banksman.store.memory_session import marks_of
-from banksman.store.sqlite import turn_table
+from banksman.store.sqlite import turn_table, usage_table
 from banksman.store.sqlite.operations import WriterContext, WriterOperation, behind
 from banksman.store.sqlite.pages import CHUNK_BYTES, checksum, events_of, packed
 
 _MOVE = (
-    # In an UPDATE, column names mean the old row. A session that is indexed up to its end stays so.
+    # In an UPDATE, column names mean the old row. A session that is indexed, or
+    # counted, up to its end stays so.
     "UPDATE sessions SET seq = ?, bytes = bytes + ?, changed = ?, "
-    "indexed = CASE WHEN indexed = seq THEN ? ELSE indexed END "
+    "indexed = CASE WHEN indexed = seq THEN ? ELSE indexed END, "
+    "counted = CASE WHEN counted = seq THEN ? ELSE counted END "
     "WHERE id = ? AND epoch = ? AND seq = ? AND owner = ?"
 )
 _STAY = "SELECT 1 FROM sessions WHERE id = ? AND epoch = ? AND seq = ? AND owner = ?"
@@ -158,7 +160,7 @@ class GroupedAppends:
     def _move_of(self, run: list[AppendOperation], rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
         """Return the parameters of `_MOVE` for a run with these rows."""
         first, last = run[0], run[-1]
-        change = (last.seq, _weight_of(rows), rows[-1][4], last.seq)
+        change = (last.seq, _weight_of(rows), rows[-1][4], last.seq, last.seq)
         return (*change, first.session, first.epoch, first.expected_seq, self._work.host)
 
     def _write(self, run: list[AppendOperation]) -> None:
@@ -179,12 +181,13 @@ class GroupedAppends:
         self._keep_marks(run)
 
     def _keep_marks(self, run: list[AppendOperation]) -> None:
-        """Write the turns and the snapshot of a run whose chunks are written."""
+        """Write the turns, the usage and the snapshot of a run whose chunks are written."""
         for append in run:
             if not append.is_output:
                 turn_table.keep(
                     self._work, append.session, marks_of(append.expected_seq + 1, append.entries)
                 )
+                usage_table.keep(self._work, append.session, append.at, append.entries)
         # The snapshots of one run share a commit, so readers only ever see the last one.
         snapshots = [append for append in run if append.snapshot is not None]
         if snapshots:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from banksman.errors import UsageError
 from banksman.store.log import Snapshot
-from banksman.store.sqlite import deleted_sessions, turn_table
+from banksman.store.sqlite import deleted_sessions, turn_table, usage_table
 from banksman.store.sqlite.append import keep_snapshot
 from banksman.store.sqlite.operations import WriterContext
 from banksman.store.sqlite.ownership import check_free, check_name, deleted_epoch, epoch_past
@@ -124,6 +124,7 @@ def _remove(work: WriterContext, session: str, last: int) -> int:
 
     Return the first retained seq.
     """
+    usage_table.complete_before(work, session)
     weight, number = work.row(
         "SELECT sum(length(blob) + ?), max(id) FROM chunks WHERE session = ? AND last <= ?",
         CHUNK_BYTES,
@@ -160,6 +161,7 @@ def delete(work: WriterContext, session: str) -> Deleted | None:
         return None
     number, epoch, owner = row
     check_free(work, session, owner)
+    usage_table.complete_before(work, session)
     # Include the epoch that a fenced-off owner may still reach by an advance. New sessions begin
     # past it.
     past = max(deleted_epoch(work), epoch_past(epoch, owner))
@@ -207,9 +209,10 @@ def restore(  # noqa: PLR0917
     epoch = max(history.epoch, deleted_epoch(work))
     work.execute(
         "INSERT INTO sessions "
-        "(seq, bytes, changed, epoch, first, trimmed, created, id, name, agent) "
-        "VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
+        "(counted, seq, bytes, changed, epoch, first, trimmed, created, id, name, agent) "
+        "VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
         (
+            history.last,
             history.last,
             history.weight,
             history.changed,

@@ -25,6 +25,7 @@ open the store again. The inherited objects do nothing there, and they do not ha
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import os
 import socket
@@ -49,6 +50,8 @@ from banksman.store.log import (
     ProjectOf,
     Snapshot,
     TurnPlace,
+    UsageBy,
+    UsageRow,
 )
 from banksman.store.memory_session import TurnIndexes
 from banksman.store.position import Position, history_lost
@@ -60,6 +63,7 @@ from banksman.store.sqlite import (
     ownership,
     pages,
     turn_table,
+    usage_table,
 )
 from banksman.store.sqlite.append import AppendOperation
 from banksman.store.sqlite.maintenance import Deleted, SqliteRetention
@@ -68,6 +72,7 @@ from banksman.store.sqlite.owned_sessions import OwnedSessions
 from banksman.store.sqlite.ownership import HeldSession, ReleaseOperation
 from banksman.store.sqlite.spool import Spool
 from banksman.store.sqlite.worker_threads import StoreThreads
+from banksman.store.usage import SessionUsageReader, UsageTable, checked_query, merged
 
 LEVELS = ("full", "normal")
 # Larger than every seq. SQLite integers have 64 bits.
@@ -123,6 +128,8 @@ class SqliteLog:
         self._waiting = self._owned.waiting
         # In-memory index of turns, for a read-only file whose index table cannot be completed.
         self._turns = TurnIndexes(self.read)
+        # The same for usage.
+        self._usage = SessionUsageReader(self.read)
 
     def __repr__(self) -> str:
         return (
@@ -342,6 +349,32 @@ class SqliteLog:
     def find(self, id_or_name: str) -> KnownSession | None:
         self._check_open()
         return self._look.find(id_or_name, self._bridge.host)
+
+    async def usage(
+        self,
+        by: UsageBy = "day",
+        *,
+        since: datetime.date | str | None = None,
+        until: datetime.date | str | None = None,
+    ) -> list[UsageRow]:
+        """Return the usage of the store, see `Log.usage`.
+
+        A history that an older version wrote is read once to count it. In a read-only file each
+        handle has to do this.
+        """
+        query = checked_query(by, since, until)
+        while True:
+            self._check_open()
+            found = await self._bridge.ask(partial(usage_table.find, query=query))
+            if not found.uncounted:
+                return found.rows
+            if not self._bridge.is_writable:
+                break
+            await self._bridge.call(usage_table.complete_some)
+        read = UsageTable()
+        for id, agent, number, counted, seq in found.uncounted:
+            read.update(await self._usage.count(id, agent, identity=number, begin=counted, end=seq))
+        return merged(found.rows, read.rows(query))
 
     async def rename(self, session: str, name: str | None, *, expected: str | None) -> None:
         self._check_open()

@@ -24,6 +24,10 @@ A chunk whose session has no row is left over from a deleted session (`deleted_s
 schema number stays the same, because an older version can use the file as before. A later lookup
 indexes the events that the older version writes.
 
+**usage** has the usage of the store (`usage_table.py`). The table and the column `counted` are
+additions of the same kind. A row is of one day, session, agent and caller (empty: no caller), and
+has no reference to its session: it stays when the session is deleted.
+
 **hosts** lists the hosts that own sessions, or did. An id is used only once: `host_locks.py` holds
 a lock for each.
 
@@ -59,6 +63,22 @@ CREATE TABLE turns (
 ) WITHOUT ROWID;
 CREATE INDEX turns_by_last ON turns (session, last);
 """
+_USAGE = """
+CREATE TABLE usage (
+    day TEXT NOT NULL,
+    session TEXT NOT NULL,
+    agent TEXT NOT NULL,
+    caller TEXT NOT NULL,
+    input INTEGER NOT NULL,
+    output INTEGER NOT NULL,
+    cache_read INTEGER NOT NULL,
+    cache_write INTEGER NOT NULL,
+    usd REAL,
+    working_seconds REAL NOT NULL,
+    turns INTEGER NOT NULL,
+    PRIMARY KEY (day, session, agent, caller)
+) WITHOUT ROWID;
+"""
 _TABLES = f"""
 CREATE TABLE sessions (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -74,7 +94,8 @@ CREATE TABLE sessions (
     name TEXT UNIQUE,
     agent TEXT NOT NULL,
     lease TEXT UNIQUE,
-    indexed INTEGER NOT NULL DEFAULT 0
+    indexed INTEGER NOT NULL DEFAULT 0,
+    counted INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX sessions_by_trimmed ON sessions (trimmed);
 CREATE TABLE snapshots (
@@ -103,7 +124,7 @@ CREATE TABLE hosts (
 );
 CREATE TABLE store (key TEXT NOT NULL PRIMARY KEY, value INTEGER NOT NULL);
 INSERT INTO store VALUES ('deleted_epoch', 0), ('deletions', 0);
-{_TURNS}"""
+{_TURNS}{_USAGE}"""
 
 
 def prepare(
@@ -122,7 +143,7 @@ def prepare(
             raise StoreReadOnly(message, hint=ALLOW_WRITING, path=path)
         return
     _become_wal(connection, busy_seconds)
-    if version == SCHEMA and has_turns(connection):
+    if version == SCHEMA and has_turns(connection) and has_usage(connection):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -136,6 +157,9 @@ def prepare(
         if not has_turns(connection):
             connection.execute("ALTER TABLE sessions ADD COLUMN indexed INTEGER NOT NULL DEFAULT 0")
             _execute_all(connection, _TURNS)
+        if not has_usage(connection):
+            connection.execute("ALTER TABLE sessions ADD COLUMN counted INTEGER NOT NULL DEFAULT 0")
+            _execute_all(connection, _USAGE)
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.execute("COMMIT")
@@ -148,6 +172,11 @@ def prepare(
 def has_turns(connection: sqlite3.Connection) -> bool:
     """Whether the file has the index of turns. An old read-only file does not have it."""
     return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'turns'").fetchall())
+
+
+def has_usage(connection: sqlite3.Connection) -> bool:
+    """Whether the file has the table of usage. An old read-only file does not have it."""
+    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'usage'").fetchall())
 
 
 def version_of(connection: sqlite3.Connection, path: str) -> int:

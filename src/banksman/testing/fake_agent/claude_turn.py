@@ -276,6 +276,8 @@ class FakeClaudeTurn:
         self.questions: list[FakeQuestion] = []
         self.denials: list[Frame] = []
         self.last_state = ""
+        # Tokens that `used` has reported: input and output.
+        self.tokens = (0, 0)
 
     # ── Stages of a turn ──
 
@@ -451,6 +453,13 @@ class FakeClaudeTurn:
         self.emit(frames.tool_result(self.tool_use_id, text, is_error=is_error))
         self.tool_use_id = ""
 
+    def used(self, read: int, written: int) -> None:
+        """Report a model call. The boundary has the sum of all calls."""
+        self.message_id = f"msg_{new_id()}"
+        self.tokens = (self.tokens[0] + read, self.tokens[1] + written)
+        usage = {"input_tokens": read, "output_tokens": written}
+        self.stream_event({"type": "message_delta", "delta": {}, "usage": usage})
+
     def succeed(
         self, text: str, *, api_error_status: int | None = None, members: Frame | None = None
     ) -> Act:
@@ -480,6 +489,8 @@ class FakeClaudeTurn:
         if self.origin not in ("", "none"):
             frame["origin"] = {"kind": self.origin}
         frame["permission_denials"] = self.denials
+        if any(self.tokens):
+            frame["usage"] = {"input_tokens": self.tokens[0], "output_tokens": self.tokens[1]}
         self.emit(frame, uuids=True)
         if self.phase < FakePhase.ENDED:
             self.phase = FakePhase.ENDED

@@ -108,6 +108,16 @@ def status() -> Frame:
     return {"type": "system", "subtype": "status", "status": "requesting", "uuid": new_id()}
 
 
+def background_tasks(ids: list[str]) -> Frame:
+    tasks = [{"task_id": id, "task_type": "local_bash", "description": f"task {id}"} for id in ids]
+    return {
+        "type": "system",
+        "subtype": "background_tasks_changed",
+        "tasks": tasks,
+        "uuid": new_id(),
+    }
+
+
 def thinking_tokens() -> Frame:
     return {
         "type": "system",

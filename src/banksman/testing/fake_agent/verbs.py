@@ -58,6 +58,12 @@ def think(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     turn.assistant({"type": "thinking", "thinking": step.word(0), "signature": "ZmFrZQ=="})
 
 
+@VERBS.verb("used", "COUNT COUNT")
+def used(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """Report the input and output tokens of a model call; the boundary has the sum."""
+    turn.used(step.integer(0), step.integer(1))
+
+
 @VERBS.verb("stream", "COUNT SECONDS [TEXT]")
 def stream(turn: FakeClaudeTurn, step: ScriptStep) -> Act:
     """Write COUNT stream_event deltas, SECONDS apart, then the assistant frame."""
@@ -112,6 +118,12 @@ def tool_use(turn: FakeClaudeTurn, step: ScriptStep) -> None:
 def tool_result(turn: FakeClaudeTurn, step: ScriptStep) -> None:
     """Write the user frame with the result of the running tool."""
     turn.tool_result(step.word(0))
+
+
+@VERBS.verb("tasks", "[TEXT]")
+def tasks(turn: FakeClaudeTurn, step: ScriptStep) -> None:
+    """Report the background tasks that run now, by their ids; without ids, that none runs."""
+    turn.agent.write(frames.background_tasks(step.word(0).split()))
 
 
 @VERBS.verb("recall")

@@ -360,6 +360,12 @@ def error(turn: FakeCodexTurn, step: ScriptStep) -> None:
     turn.status, turn.error = "failed", {"message": step.word(0), "codexErrorInfo": "other"}
 
 
+@VERBS.verb("failure", "JSON")
+def failure(turn: FakeCodexTurn, step: ScriptStep) -> None:
+    """Fail the turn with this error object: message, codexErrorInfo, and so on."""
+    turn.status, turn.error = "failed", json.loads(step.word(0))
+
+
 @VERBS.verb("late_reply")
 def late_reply(turn: FakeCodexTurn, step: ScriptStep) -> None:
     """Answer the request of the prompt after the turn is over."""

@@ -33,6 +33,9 @@ one. Plain words do not, where the API shows (Claude Code) that they are not a s
     @@stall                       like @@hang, but send the headers and the start of the message
     @@error STATUS [TIMES]        an HTTP error; no output may come before it
     @@overflow [TIMES]            the HTTP error for a prompt that is too long
+    @@throttle SECONDS [TIMES]    HTTP 429 with Retry-After: a short throttle
+    @@limit SECONDS [TIMES]       HTTP 429 of an account whose usage window resets in SECONDS
+    @@used PERCENT SECONDS        report this use of the account's window, which resets in SECONDS
     @@sseerror TYPE [TIMES]       an error event in mid-stream, TYPE as the API names it (an HTTP
                                   error if the call does not stream)
     @@drop [TIMES]                reset the connection in mid-stream

@@ -21,6 +21,8 @@ SECONDS_MAX = 3_600.0
 DELTAS_MAX = 1_000_000
 BIG_BYTES_MAX = 64 << 20
 TIMES_MAX = 1_000_000
+# The longest window of an account is a month.
+ACCOUNT_SECONDS_MAX = 31 * 86_400
 
 
 class BadDirective(ValueError):
@@ -83,6 +85,27 @@ class Overflow:
 
 
 @dataclass(frozen=True, slots=True)
+class Throttle:
+    line: str
+    seconds: int
+    times: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AccountLimit:
+    line: str
+    seconds: int
+    times: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AccountUsed:
+    line: str
+    percent: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
 class HttpError:
     line: str
     status: int
@@ -113,12 +136,17 @@ Directive = (
     | Stall
     | Overflow
     | HttpError
+    | Throttle
+    | AccountLimit
+    | AccountUsed
     | SseError
     | Drop
 )
 Step = tuple[Directive, ...]
 # One of these sends the HTTP status, so no other status can follow.
 SPOKEN = (Text, Slow, Big, Think, Stall)
+# These set the HTTP status or its headers, so they come before any output.
+UNSPOKEN = (HttpError, Overflow, Throttle, AccountLimit, AccountUsed)
 
 
 def has_directive(text: str) -> bool:
@@ -148,9 +176,7 @@ def parse(text: str) -> tuple[Step, ...]:
         if step and isinstance(step[-1], ToolCall) and not isinstance(directive, ToolCall):
             steps.append([])
             step = steps[-1]
-        if isinstance(directive, HttpError | Overflow) and any(
-            isinstance(spoken, SPOKEN) for spoken in step
-        ):
+        if isinstance(directive, UNSPOKEN) and any(isinstance(spoken, SPOKEN) for spoken in step):
             raise BadDirective(
                 f"{line!r}: something was said before it, so the status is sent; use {MARK}sseerror"
             )
@@ -234,6 +260,25 @@ def _error(line: str, rest: str) -> HttpError:
     return HttpError(line, _whole(status, 400, 599), _times(times))
 
 
+def _throttle(line: str, rest: str) -> Throttle:
+    seconds, times = _fields(rest, 1, 2)
+    assert seconds is not None
+    return Throttle(line, _whole(seconds, 0, ACCOUNT_SECONDS_MAX), _times(times))
+
+
+def _limit(line: str, rest: str) -> AccountLimit:
+    seconds, times = _fields(rest, 1, 2)
+    assert seconds is not None
+    return AccountLimit(line, _whole(seconds, 0, ACCOUNT_SECONDS_MAX), _times(times))
+
+
+def _used(line: str, rest: str) -> AccountUsed:
+    percent, seconds = _fields(rest, 2, 2)
+    assert percent is not None
+    assert seconds is not None
+    return AccountUsed(line, _whole(percent, 0, 100), _whole(seconds, 0, ACCOUNT_SECONDS_MAX))
+
+
 def _sseerror(line: str, rest: str) -> SseError:
     kind, times = _fields(rest, 1, 2)
     assert kind is not None
@@ -256,6 +301,9 @@ _READERS: dict[str, Callable[[str, str], Directive]] = {
     "stall": _stall,
     "error": _error,
     "overflow": _overflow,
+    "throttle": _throttle,
+    "limit": _limit,
+    "used": _used,
     "sseerror": _sseerror,
     "drop": _drop,
 }

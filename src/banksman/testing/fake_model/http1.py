@@ -18,6 +18,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,17 +185,32 @@ class ModelConnection:
 
 
 class HttpRefusal(Exception):
-    """Answer with an error in the format of the API; `kind` is the API's name of the error."""
+    """Answer with an error in the format of the API.
 
-    def __init__(self, status: int, message: str, *, kind: str | None = None) -> None:
+    `kind`: the API's name of the error. `headers`: further headers of the answer. `fields`: further
+    members of the error object.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         assert 400 <= status <= 599
         self.status = status
         self.message = message
         self.kind = kind
+        self.headers = headers or {}
+        self.fields = fields or {}
 
     def body(self, api: Api) -> dict[str, Any]:
-        return api.error(self.status, self.kind or api.kind_of(self.status), self.message)
+        body = api.error(self.status, self.kind or api.kind_of(self.status), self.message)
+        return {**body, "error": {**body["error"], **self.fields}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +285,8 @@ class HttpReply:
         self._is_head_only = head is not None and head.method == "HEAD"
         self.is_last = head is None or head.is_last
         self.is_begun = False
+        # Headers that the script adds.
+        self.fields: dict[str, str] = {}
 
     def send(self, status: int, body: dict[str, Any]) -> None:
         """Send a complete answer."""
@@ -310,6 +328,7 @@ class HttpReply:
             reason = "Overloaded" if status == 529 else "Error"
         fields = {
             **fields,
+            **self.fields,
             "request-id": new_id("req"),
             "Connection": "close" if self.is_last else "keep-alive",
         }

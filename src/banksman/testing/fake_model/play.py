@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec
+from typing import NoReturn, ParamSpec
 
-from banksman.testing.fake_model import directives
+from banksman.testing.fake_model import account_limits, directives
 from banksman.testing.fake_model.apis import Api, Entry, ModelCall, ModelEvent, Who
 from banksman.testing.fake_model.http1 import HttpRefusal, HttpReply, ModelConnection
 
@@ -46,7 +48,14 @@ AGENTS_WORDS = (
 # Number of counters for directives with TIMES. The oldest is dropped first, and its directive would
 # fail again.
 PROMPTS_MAX = 10_000
-LIMITED = (directives.HttpError, directives.Overflow, directives.SseError, directives.Drop)
+LIMITED = (
+    directives.HttpError,
+    directives.Overflow,
+    directives.Throttle,
+    directives.AccountLimit,
+    directives.SseError,
+    directives.Drop,
+)
 
 
 # ── Choice of the step ──
@@ -217,11 +226,32 @@ class StepPlayer:
             case directives.Overflow():
                 kind, message = self._api.overflow
                 raise HttpRefusal(400, message, kind=kind)
+            case directives.Throttle(seconds=seconds):
+                fields = {"Retry-After": str(seconds)}
+                raise HttpRefusal(429, f"scripted: {directive.line}", headers=fields)
+            case directives.AccountLimit(seconds=seconds):
+                self._refuse_account(directive.line, seconds)
+            case directives.AccountUsed(percent=percent, seconds=seconds):
+                self._reply.fields |= account_limits.headers(
+                    self._api.name, used_percent=percent, resets_at=_wall_clock(seconds)
+                )
             case directives.SseError():
                 return self._sse_error(directive)
             case directives.Drop():
                 self._drop()
         return None
+
+    def _refuse_account(self, line: str, seconds: int) -> NoReturn:
+        name, resets_at = self._api.name, _wall_clock(seconds)
+        raise HttpRefusal(
+            429,
+            f"scripted: {line}",
+            headers={
+                "Retry-After": str(seconds),
+                **account_limits.headers(name, used_percent=100, resets_at=resets_at),
+            },
+            fields=account_limits.error_fields(name, resets_at=resets_at),
+        )
 
     def _start(self) -> None:
         if self._is_streamed and not self._reply.is_begun:
@@ -264,6 +294,10 @@ class StepPlayer:
             self._message.finish()
             self._reply.send_part(self._message.whole())
         raise Broken("dropped")
+
+
+def _wall_clock(seconds: int) -> int:
+    return math.ceil(time.time()) + seconds
 
 
 def _big(size_bytes: int) -> Iterator[str]:

@@ -199,6 +199,7 @@ class _ModelAnswer:
                 raise understood.refusal
             return self._do(understood, input_tokens)
         except http1.HttpRefusal as exc:
+            self._reply.fields |= exc.headers
             self._reply.send(exc.status, exc.body(understood.api or ANY_API))
             return f"http_{exc.status}"
 

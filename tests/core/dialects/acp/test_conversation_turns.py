@@ -9,7 +9,8 @@ import pytest
 from tests.core.dialects.acp.acp_talk import SESSION, Talk, begun, ready
 
 from banksman.core.dialects.dialect import ERROR_CHARACTERS_MAX, Quirks
-from banksman.core.dialects.meaning import Noise, Thought, ToolBegan, ToolEnded, TurnOver
+from banksman.core.dialects.meaning import Noise, Thought, ToolBegan, ToolEnded, TurnOver, UsageReported
+from banksman.core.dialects.tokens import Tokens
 from banksman.errors import UsageError
 
 
@@ -21,7 +22,9 @@ def test_prompt_is_sent_and_its_answer_ends_turn() -> None:
     assert frame["params"] == {"sessionId": SESSION, "prompt": [{"type": "text", "text": "say hello"}]}
     assert talk.says("hello") == []
     [over] = talk.replies({"stopReason": "end_turn", "usage": {"totalTokens": 7}}, frame["id"])
-    assert over == TurnOver(("p1",), conversation=SESSION, stop_reason="end_turn", usage={"totalTokens": 7})
+    tokens = Tokens(7)
+    usage = {"totalTokens": 7}
+    assert over == TurnOver(("p1",), conversation=SESSION, stop_reason="end_turn", usage=usage, tokens=tokens)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +92,35 @@ def test_error_reply_after_cancel_is_aborted_turn() -> None:
 def test_turn_end_reports_last_cost() -> None:
     talk = ready()
     id = talk.prompts()["id"]
-    for cost in ({"amount": 0.25, "currency": "USD"}, {"amount": 9, "currency": "EUR"}, {"amount": True}, "x", None):
+    dollars = {"amount": 0.25, "currency": "USD"}
+    assert talk.update("usage_update", used=1, size=2, cost=dollars) == [UsageReported(spent=0.25)]
+    for cost in ({"amount": 9, "currency": "EUR"}, {"amount": True}, "x", None):
         assert talk.update("usage_update", used=1, size=2, cost=cost) == []
     assert talk.over(id).spent == 0.25
+
+
+def test_tokens_of_turn_are_difference_of_totals_for_an_agent_that_reports_totals() -> None:
+    talk = ready(quirks=Quirks(usage_is_total=True))
+    found: list[Tokens | None] = []
+    # The third total is of an agent that has started to count again.
+    for total in (10, 30, 7):
+        usage = {"inputTokens": total, "outputTokens": 1}
+        [over] = talk.replies({"stopReason": "end_turn", "usage": usage}, talk.prompts()["id"])
+        assert isinstance(over, TurnOver)
+        found.append(over.tokens)
+    assert found == [Tokens(10, 1), Tokens(20, 0), Tokens(7, 1)]
+
+
+def test_tokens_beside_text_are_summed_over_model_calls_of_turn() -> None:
+    talk = ready()
+    for _ in range(2):
+        id = talk.prompts()["id"]
+        for count in (3, 8):
+            meta = {"usage": {"inputTokens": 3 if count == 3 else 5, "outputTokens": 0}}
+            content = {"type": "text", "text": ""}
+            told = talk.update("agent_message_chunk", content=content, _meta=meta)
+            assert told == [UsageReported(tokens=Tokens(count))]
+        assert talk.over(id).tokens == Tokens(8)
 
 
 def test_tool_updates_of_own_conversation_only_count() -> None:

@@ -20,10 +20,12 @@ from tests.core.dialects.recordings.corpus import line as compact
 from banksman.core.dialects.claude import CLAUDE, reader, updates, writer
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.meaning import (
+    BackgroundTask,
     Meaning,
     Noise,
     PromptSettled,
     PromptTaken,
+    ProviderFailure,
     Replied,
     Requested,
     RequestPurpose,
@@ -34,9 +36,12 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOpened,
     TurnOver,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import Tokens
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import split
+from banksman.errors import ErrorKind
 
 NOISE = Noise()
 TOLD = (Replied, PromptTaken, TurnOpened, TurnOver, PromptSettled, Requested, RequestWithdrawn)
@@ -142,6 +147,7 @@ def test_recorded_result_is_read_whole() -> None:
         # The cost of the conversation so far, and of this turn alone.
         spent=0.00028000000000000003,
         cost=6e-05,
+        tokens=Tokens(10, 2),
     )
 
 
@@ -182,12 +188,12 @@ def test_recorded_frame_types_have_expected_meanings() -> None:
             kind = f"{frame['type']}/{frame.get('subtype', '')}"
             kinds.setdefault(kind, set()).add(type(CLAUDE.read(compact(frame))).__name__)
     assert kinds == {
-        "assistant/": {"NoneType", "ToolBegan"},
+        "assistant/": {"UsageReported", "ToolBegan"},
         "user/": {"NoneType", "ToolEnded"},
-        "stream_event/": {"NoneType", "Thought"},
+        "stream_event/": {"NoneType", "Thought", "UsageReported"},
         "system/init": {"TurnOpened"},
         "system/status": {"Noise"},
-        "system/api_retry": {"Noise"},
+        "system/api_retry": {"Retrying"},
         "system/thinking_tokens": {"Thought"},
         "system/permission_denied": {"NoneType"},
         "command_lifecycle/": {"PromptTaken", "TurnOpened", "PromptSettled"},
@@ -197,6 +203,35 @@ def test_recorded_frame_types_have_expected_meanings() -> None:
         "result/success": {"TurnOver"},
         "result/error_during_execution": {"TurnOver"},
     }
+
+
+def test_recorded_model_call_is_reported_as_it_grows() -> None:
+    """The frames of a message have the input of its model call, and the last one has the output."""
+    read = [CLAUDE.read(compact(frame)) for frame in frames("claude-A-lifecycle", "out")]
+    reported = [meaning for meaning in read if isinstance(meaning, UsageReported)]
+    first = reported[0].call
+    counts = [report.tokens for report in reported if report.call == first]
+    assert counts == [Tokens(10, 1), Tokens(10, 1), Tokens(0, 9)]
+
+
+def test_tokens_of_result_include_all_models() -> None:
+    models = {
+        "big": {"inputTokens": 1, "outputTokens": 2, "cacheReadInputTokens": 3, "cacheCreationInputTokens": 4},
+        "small": {"inputTokens": 10, "outputTokens": 20, "costUSD": 0.5},
+    }
+    result = {"type": "result", "subtype": "success", "usage": {"input_tokens": 1, "output_tokens": 2}}
+    over = CLAUDE.read(compact({**result, "model_usage_since_last_result": models}))
+    assert isinstance(over, TurnOver)
+    assert over.tokens == Tokens(11, 22, 3, 4)
+    over = CLAUDE.read(compact(result))
+    assert isinstance(over, TurnOver)
+    assert over.tokens == Tokens(1, 2)
+
+
+def test_tool_call_reports_usage_of_its_model_call() -> None:
+    message = {"id": "m1", "content": [{"type": "tool_use", "id": "t1"}], "usage": {"input_tokens": 7}}
+    began = CLAUDE.read(compact({"type": "assistant", "message": message}))
+    assert began == ToolBegan(("t1",), UsageReported("m1", Tokens(7)))
 
 
 def test_read_ignores_member_order_and_blanks() -> None:
@@ -259,7 +294,7 @@ def test_read_ignores_member_order_and_blanks() -> None:
         # Each frame lists all background tasks.
         (
             b'{"type":"system","subtype":"background_tasks_changed","tasks":[{"task_id":"t"},{"task_id":4},"t"]}',
-            TasksChanged(("t",)),
+            TasksChanged((BackgroundTask("t"),)),
         ),
         (b'{"type":"system","subtype":"background_tasks_changed","tasks":[]}', TasksChanged(())),
         (b'{"type":"system","subtype":"background_tasks_changed"}', TasksChanged(())),
@@ -409,7 +444,10 @@ def test_line_has_expected_meaning(line: bytes, meaning: Meaning | None) -> None
     ],
 )
 def test_result_frame_has_expected_meaning(frame: dict[str, Any], expected: TurnOver) -> None:
-    assert CLAUDE.read(compact({**frame, "type": "result"})) == expected
+    meaning = over(CLAUDE.read(compact({**frame, "type": "result"})))
+    # test_provider_errors.py has the cause of a failure.
+    assert (meaning.failure is not None) == expected.is_error
+    assert msgspec.structs.replace(meaning, failure=None) == expected
 
 
 # -- undecodable values ----------------------------------------------------------------------------------------------
@@ -474,7 +512,9 @@ def head(frame: Any) -> bytes:
     ],
 )
 def test_read_head_ends_turn_when_it_may_be_the_boundary(frame: Any, refs: tuple[str, ...]) -> None:
-    assert CLAUDE.read_head(head(frame)) == TurnOver(refs=refs, is_error=True, error="frame_too_large")
+    assert CLAUDE.read_head(head(frame)) == TurnOver(
+        refs=refs, is_error=True, error="frame_too_large", failure=ProviderFailure(ErrorKind.PROTOCOL)
+    )
 
 
 def test_read_head_keeps_members_before_large_part() -> None:
@@ -496,6 +536,7 @@ def test_read_head_keeps_members_before_large_part() -> None:
         stop_reason="end_turn",
         usage={"a": 1},
         spent=0.5,
+        failure=ProviderFailure(ErrorKind.PROTOCOL),
     )
 
 

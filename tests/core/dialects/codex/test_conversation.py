@@ -19,18 +19,22 @@ from banksman.core.dialects.meaning import (
     PromptRefused,
     PromptSettled,
     PromptTaken,
+    ProviderFailure,
     Replied,
     Requested,
     RequestPurpose,
     RequestWithdrawn,
+    Retrying,
     ToolBegan,
     TurnOpened,
     TurnOver,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.pending_requests import OURS_MAX, THEIRS_MAX
-from banksman.errors import UsageError
+from banksman.errors import ErrorKind, UsageError
 
 THREAD = "t-1"
 
@@ -95,9 +99,14 @@ def opened(*refs: str) -> TurnOpened:
     return TurnOpened(refs, conversation=THREAD, can_interrupt=True)
 
 
+LOST, REFUSED = ErrorKind.PROTOCOL, ErrorKind.INVALID_REQUEST
+
+
 def over(*refs: str, **members: Any) -> list[Meaning]:
     """The boundary of a turn, with the meanings that settle each of its prompts."""
     members = {"conversation": THREAD, "stop_reason": "completed"} | members
+    if "kind" in members:
+        members["failure"] = ProviderFailure(members.pop("kind"), raw=members.pop("raw", None))
     return [TurnOver(refs, **members), *(PromptSettled(ref) for ref in reversed(refs))]
 
 
@@ -304,7 +313,9 @@ def test_boundary_without_start_opens_and_ends_turn() -> None:
 def test_unfinished_turn_is_failed_when_another_starts() -> None:
     talk = Talk()
     talk.opens("r", "u")
-    lost = over("r", is_error=True, error="the agent began another turn", stop_reason=None, conversation=None)
+    lost = over(
+        "r", is_error=True, error="the agent began another turn", stop_reason=None, conversation=None, kind=LOST
+    )
     assert talk.started("v") == [*lost, opened()]
 
 
@@ -320,7 +331,7 @@ def test_messages_of_another_thread_do_not_affect_turn() -> None:
 def test_refused_prompt_fails_its_turn() -> None:
     talk = Talk()
     talk.prompt("r")
-    refused = over("r", is_error=True, error="too long (-32602)", stop_reason=None, conversation=None)
+    refused = over("r", is_error=True, error="too long (-32602)", stop_reason=None, conversation=None, kind=REFUSED)
     assert talk.fail("too long", -32602) == refused
     talk.opens("s", "u")
 
@@ -341,19 +352,27 @@ def test_failed_turn_reports_error_and_overflow() -> None:
     talk.opens("r", "u")
     error = {"message": "too much", "codexErrorInfo": "contextWindowExceeded", "additionalDetails": "by far"}
     assert talk.completed("u", "failed", error=error) == over(
-        "r", is_error=True, is_overflow=True, error="too much\nby far", stop_reason="failed"
+        "r",
+        is_error=True,
+        is_overflow=True,
+        error="too much\nby far",
+        stop_reason="failed",
+        kind=ErrorKind.CONTEXT_OVERFLOW,
+        raw={"codexErrorInfo": "contextWindowExceeded"},
     )
 
 
-def test_retried_error_is_noise() -> None:
+def test_retried_error_is_a_retry() -> None:
     talk = Talk()
     talk.opens("r", "u")
-    assert talk.notice("error", turnId="u", willRetry=True, error={"message": "again"}) == [Noise()]
+    assert talk.notice("error", turnId="u", willRetry=True, error={"message": "again"}) == [Retrying(1, "again")]
     assert talk.notice("warning", message="hm") == [Noise()]
     assert talk.completed("u") == over("r")
     talk.opens("s", "v")
     talk.notice("error", turnId="v", willRetry=False, error={"message": "gone"})
-    assert talk.completed("v", "failed") == over("s", is_error=True, error="gone", stop_reason="failed")
+    assert talk.completed("v", "failed") == over(
+        "s", is_error=True, error="gone", stop_reason="failed", kind=ErrorKind.OTHER, raw={"codexErrorInfo": ""}
+    )
 
 
 @pytest.mark.parametrize(("text", "value"), [('{"a":1}', {"a": 1}), ("words", None), ("[1", None)])
@@ -368,7 +387,7 @@ def test_oversized_boundary_ends_turn_as_failed() -> None:
     talk = Talk()
     talk.opens("r", "u")
     head = b'{"method":"turn/completed","params":{"threadId":"t-1","turn":{"id":"u","items":[{"text":"'
-    lost = over("r", is_error=True, error="frame_too_large", stop_reason=None)
+    lost = over("r", is_error=True, error="frame_too_large", stop_reason=None, kind=LOST)
     assert talk.hears(head, tail=b'"}],"status":"completed"}}}') == lost
 
 
@@ -379,7 +398,7 @@ def test_oversized_unknown_frame_ends_turn_as_failed(is_started: bool) -> None:
     talk.reply({"turn": {"id": "u"}})
     if is_started:
         talk.started("u")
-    lost = over("r", is_error=True, error="frame_too_large", stop_reason=None, conversation=None)
+    lost = over("r", is_error=True, error="frame_too_large", stop_reason=None, conversation=None, kind=LOST)
     assert talk.hears(b'{"result":{"a":"', tail=b'"}}') == lost
     assert Talk().hears(b'{"result":{"a":"', tail=b'"}}') == [Noise()]
 
@@ -746,3 +765,41 @@ def test_protocol_state_is_immutable() -> None:
 def test_argv_has_no_session_options() -> None:
     argv = CODEX.argv(["codex", "app-server"], resume="t", model="m", permission_mode="never", args=["-c", "x=1"])
     assert argv == ["codex", "app-server", "-c", "x=1"]
+
+
+# -- usage -----------------------------------------------------------------------------------------------------------
+def counts(read: int, written: int, cached: int = 0) -> dict[str, int]:
+    total = {"inputTokens": read, "cachedInputTokens": cached, "outputTokens": written}
+    return {**total, "totalTokens": read + written}
+
+
+def test_usage_of_turn_is_growth_of_thread_total_and_reported_as_it_grows() -> None:
+    """In a resumed thread the total before the turn is unknown: the first report has the last call beside it."""
+    talk = Talk()
+    reports: list[Meaning] = []
+    overs: list[TurnOver] = []
+    totals = iter(((110, 11, 50), (130, 13, 60), (200, 20, 60)))
+    for turn, calls in (("t1", 2), ("t2", 1)):
+        talk.prompt(turn)
+        talk.reply({"turn": {"id": turn}})
+        talk.started(turn)
+        for _ in range(calls):
+            usage = {"total": counts(*next(totals)), "last": counts(10, 1, 5)}
+            reports += talk.notice("thread/tokenUsage/updated", turnId=turn, tokenUsage=usage)
+        told = talk.notice("turn/completed", turn={"id": turn, "status": "completed"})
+        overs += [meaning for meaning in told if isinstance(meaning, TurnOver)]
+    assert reports == [
+        UsageReported("t1", Tokens(5, 1, 5)),
+        UsageReported("t1", Tokens(15, 3, 15)),
+        UsageReported("t2", Tokens(70, 7)),
+    ]
+    assert [over.tokens for over in overs] == [Tokens(15, 3, 15), Tokens(70, 7)]
+
+
+def test_usage_of_another_thread_is_not_reported() -> None:
+    talk = Talk()
+    talk.prompt("p1")
+    talk.reply({"turn": {"id": "t1"}})
+    talk.started("t1")
+    usage = {"total": counts(9, 9), "last": counts(9, 9)}
+    assert talk.notice("thread/tokenUsage/updated", threadId="a subagent's", tokenUsage=usage) == []

@@ -38,6 +38,7 @@ from banksman.core.dialects.meaning import (
     ToolBegan,
     ToolEnded,
     TurnOver,
+    UsageReported,
 )
 from banksman.core.session.permissions import Decision
 from banksman.core.wire.framing import Framing, MixedChunk
@@ -231,6 +232,8 @@ def in_words(meaning: Meaning) -> str:
             return f"began {' '.join(calls)}"
         case ToolEnded(calls=calls):
             return f"ended {' '.join(calls)}"
+        case UsageReported(tokens=tokens, spent=spent):
+            return f"used {'-' if tokens is None else tokens.total} {'-' if spent is None else f'${spent:.6f}'}"
         case Noise() | Thought():
             return type(meaning).__name__.lower()
         case _:

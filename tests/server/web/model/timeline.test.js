@@ -608,6 +608,8 @@ test("unknown kinds and malformed bodies have no effect", () => {
     "session.context_lost",
     "session.setting",
     "clock.warning",
+    "provider.retrying",
+    "limits.changed",
   ]) {
     for (const body of bodies)
       check(

@@ -368,3 +368,18 @@ test("a malformed event does not hide the events after it", () => {
   assert.ok(words.includes("text:AFTER"), words.join("\n"));
   assert.ok(words.at(-1).startsWith("ended:"));
 });
+
+test("an ending has the cause of a failure, and says that a successful turn gave no answer", () => {
+  const failure = { kind: "usage_limit", hint: "wait", limited_until: 5 };
+  const ended = (...events) => read(events.flatMap((each) => each.events)).items.at(-1);
+  assert.deepEqual(ended(new Log().started("t1").ended("t1", "failed", { error: "no", failure })).failure, failure);
+  const done = (more, ...updates) =>
+    ended(new Log().started("t1").update(call("c", "ls"), ...updates).ended("t1", "done", more));
+  assert.equal(done({ used_tools: true, text: " " }).isEmpty, true);
+  assert.equal(done({ used_tools: true }).isEmpty, true);
+  assert.equal(done({ used_tools: true }, said("fine")).isEmpty, false);
+  assert.equal(done({ used_tools: true, text: "fine" }).isEmpty, false);
+  assert.equal(done({ used_tools: true, structured: {} }).isEmpty, false);
+  // An event of an earlier version does not say whether a tool was used.
+  assert.equal(done({ text: "" }).isEmpty, false);
+});

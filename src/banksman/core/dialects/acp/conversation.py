@@ -33,6 +33,7 @@ from msgspec.structs import replace
 
 from banksman.core.dialects.acp import client_requests as answering
 from banksman.core.dialects.acp import protocol_v1 as words
+from banksman.core.dialects.acp import provider_errors
 from banksman.core.dialects.acp import reader as reading
 from banksman.core.dialects.acp import writer as content
 from banksman.core.dialects.acp.updates import NOTHING_SAID, SaidInTurn
@@ -49,17 +50,21 @@ from banksman.core.dialects.meaning import (
     Meaning,
     NeedsConversation,
     Noise,
+    ProviderFailure,
     Replied,
     Requested,
     RequestWithdrawn,
     Thought,
     TurnOver,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import NO_TOKENS, Tokens, tokens_in
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcCall, RpcReply
 from banksman.core.wire.partial_json import mapping, text
 from banksman.core.wire.pending_requests import NO_ROOM, PendingRequests
+from banksman.errors import ErrorKind
 
 # Seconds of silence after which the history counts as complete: while the answer to the fence
 # request is missing, and after it.
@@ -92,6 +97,10 @@ class AcpProtocolState(Struct, frozen=True):
     said: SaidInTurn = NOTHING_SAID
     # Cost of the conversation until now, if the agent reports it.
     spent: float | None = None
+    # Tokens of the model calls of this turn, if the agent reports them. For `usage_is_total`: the
+    # last total.
+    counted: Tokens | None = None
+    total: Tokens = NO_TOKENS
 
     @property
     def recites(self) -> bool:
@@ -127,7 +136,8 @@ class AcpProtocolState(Struct, frozen=True):
                 self, meanings=(TurnOver(refs=(ref,), is_error=True, error=NO_ROOM),)
             )
         params = {"sessionId": self.conversation, "prompt": blocks}
-        return replace(self, said=NOTHING_SAID, tools=())._call(Prompted(ref), words.PROMPT, params)
+        begun = replace(self, said=NOTHING_SAID, tools=(), counted=None)
+        return begun._call(Prompted(ref), words.PROMPT, params)
 
     def interrupt(self, request: str) -> ProtocolOutput:
         del request  # A cancel is a notification: only the end of the turn answers it.
@@ -244,7 +254,16 @@ class AcpProtocolState(Struct, frozen=True):
                 return ProtocolOutput(replace(protocol, offers=offers))
             case "usage_update":
                 spent = words.spent(update)
-                return ProtocolOutput(protocol if spent is None else replace(protocol, spent=spent))
+                if spent is None:
+                    return ProtocolOutput(protocol)
+                return ProtocolOutput(
+                    replace(protocol, spent=spent), meanings=(UsageReported(spent=spent),)
+                )
+            case reading.MESSAGE if (tokens := tokens_in(reading.usage_in(update))) is not None:
+                counted = tokens if self.counted is None else self.counted.plus(tokens)
+                return ProtocolOutput(
+                    replace(protocol, counted=counted), meanings=(UsageReported(tokens=counted),)
+                )
             case _:
                 return ProtocolOutput(protocol)
 
@@ -318,7 +337,13 @@ class AcpProtocolState(Struct, frozen=True):
 
     def _over(self, prompted: Prompted, reply: RpcReply) -> ProtocolOutput:
         """Return the boundary of a turn."""
-        over = TurnOver(refs=(prompted.ref,), conversation=self.conversation, spent=self.spent)
+        protocol = self
+        over = TurnOver(
+            refs=(prompted.ref,),
+            conversation=self.conversation,
+            spent=self.spent,
+            tokens=self.counted,
+        )
         result = reply.named
         reason = text(result.get("stopReason"))
         if reply.error is not None:
@@ -329,14 +354,27 @@ class AcpProtocolState(Struct, frozen=True):
                 is_aborted=prompted.is_cancelled and failure.code == jsonrpc.REQUEST_CANCELLED,
                 is_overflow=words.is_overflow(failure),
                 error=words.failure_text(failure),
+                failure=provider_errors.failure(failure, words.failure_text(failure)),
             )
         elif reply.is_cut and reason is None:
-            over = replace(over, is_error=True, error=TOO_LARGE)
+            failed = ProviderFailure(ErrorKind.PROTOCOL)
+            over = replace(over, is_error=True, error=TOO_LARGE, failure=failed)
         else:
             usage = mapping(result.get("usage")) or words.usage_beside(result)
-            over = replace(over, stop_reason=reason, usage=usage or None)
+            protocol, tokens = self._counted(tokens_in(usage))
+            over = replace(over, stop_reason=reason, usage=usage or None, tokens=tokens)
             over = replace(over, **self._judged(prompted, reason))
-        return ProtocolOutput(self, meanings=(over,))
+        return ProtocolOutput(protocol, meanings=(over,))
+
+    def _counted(self, tokens: Tokens | None) -> tuple[AcpProtocolState, Tokens | None]:
+        """Return the tokens of this turn, from the report at its end or from its model calls."""
+        if tokens is None:
+            return self, self.counted
+        if not self.quirks.usage_is_total:
+            return self, tokens
+        has_restarted = tokens.total < self.total.total
+        turn = tokens if has_restarted else tokens.minus(self.total)
+        return replace(self, total=tokens), turn
 
     def _judged(self, prompted: Prompted, reason: str | None) -> dict[str, Any]:
         """Return the meaning of a stop reason, corrected by the agent's quirks."""
@@ -353,7 +391,13 @@ class AcpProtocolState(Struct, frozen=True):
             error = self.said.text
         if error is None and self.quirks.silence_is_error and self.said.is_nothing:
             error = "the agent gave no output and reported no error"
-        return {} if error is None else {"is_error": True, "error": error}
+        if error is None:
+            return {}
+        return {
+            "is_error": True,
+            "error": error,
+            "failure": provider_errors.stopped(reason, error),
+        }
 
     # -- handshake --------------------------------------------------------------------------------
     def _hear_initialized(self, reply: RpcReply) -> ProtocolOutput:

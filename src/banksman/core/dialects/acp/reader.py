@@ -5,7 +5,7 @@ the turn's state. Three kinds of lines come out as `NeedsConversation`, with the
 
 - replies to requests of Banksman,
 - requests of the agent,
-- updates that change remembered state: tools of this conversation, settings, cost.
+- updates that change remembered state: tools of this conversation, settings, cost, usage.
 
 conversation.py resolves them.
 
@@ -50,6 +50,7 @@ _THOUGHT = Thought()
 
 class _Update(msgspec.Struct, gc=False):
     kind: Any = msgspec.field(default=None, name="sessionUpdate")
+    meta: Any = msgspec.field(default=None, name="_meta")
 
 
 class _Params(msgspec.Struct, gc=False):
@@ -79,9 +80,9 @@ def read(line: bytes) -> Meaning | None:
         and frame.params.update is not None
     ):
         kind = frame.params.update.kind
-        if kind == MESSAGE:
+        if kind == MESSAGE and frame.params.update.meta is None:
             return None
-        if not isinstance(kind, str) or kind not in REMEMBERED:
+        if kind != MESSAGE and (not isinstance(kind, str) or kind not in REMEMBERED):
             return _unremembered(kind)
     return _meaning(jsonrpc.decode(line), REMEMBERED)
 
@@ -111,12 +112,12 @@ def _meaning(messages: tuple[Message, ...], remembered: frozenset[str]) -> Meani
         case InvalidMessage(is_request=False):
             return _NOISE
         case Notification(method="session/update") as notice:
-            kind = update_of(notice).get("sessionUpdate")
-            return (
-                NeedsConversation(messages)
-                if isinstance(kind, str) and kind in remembered
-                else _unremembered(kind)
-            )
+            update = update_of(notice)
+            kind = update.get("sessionUpdate")
+            is_remembered = isinstance(kind, str) and kind in remembered
+            if is_remembered or (kind == MESSAGE and usage_in(update)):
+                return NeedsConversation(messages)
+            return _unremembered(kind)
         case Notification() as notice if jsonrpc.withdrawn(notice) is None:
             # An extension of this agent. It proves that the agent is alive, but is no progress.
             return _NOISE
@@ -127,6 +128,11 @@ def _meaning(messages: tuple[Message, ...], remembered: frozenset[str]) -> Meani
 def update_of(notice: Notification) -> dict[str, Any]:
     """Return the update of a `session/update` notification."""
     return mapping(notice.named.get("update"))
+
+
+def usage_in(update: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usage of a model call that one agent attaches to an empty piece of text."""
+    return mapping(mapping(update.get("_meta")).get("usage"))
 
 
 def tool_meanings(update: Mapping[str, Any], *, is_new: bool) -> tuple[Meaning, ...]:

@@ -22,21 +22,28 @@ at a time (see core/wire/partial_json.py), because a lost boundary means a turn 
 
 **Cost** per plain token frame: a comparison of its first bytes. For any other frame: one decode of
 the members below. The decoder skips everything else.
+
+**Usage.** The frames of a message repeat the tokens of its model call: the input is right from the
+start, the output only in the `message_delta` at the end of the call. The result has the tokens of
+the turn, and those of its subagents in the usage by model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from banksman.core.dialects.claude import writer
+from banksman.core.dialects.claude import provider_errors, writer
 from banksman.core.dialects.meaning import (
+    BackgroundTask,
     Meaning,
     Noise,
     PromptSettled,
     PromptTaken,
+    ProviderFailure,
     Replied,
     Requested,
     RequestPurpose,
@@ -47,7 +54,9 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOpened,
     TurnOver,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import NO_TOKENS, Tokens, tokens_in
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import (
     UNDECODABLE,
@@ -60,6 +69,7 @@ from banksman.core.wire.partial_json import (
     text,
     texts,
 )
+from banksman.errors import ErrorKind
 
 # A longer undecodable line is judged by its head, because reading members takes a Python step for
 # each token.
@@ -79,18 +89,16 @@ _TEXT_DELTAS = tuple(
     for index in range(4)
 )
 _THINKING = b'"thinking_delta"'
-_SPOKEN = b'{"type":"assistant",'
-_TOOL_USE = b'"tool_use"'
+# The end of a model call, with its tokens.
+_CALL_ENDED = b'{"type":"stream_event","event":{"type":"message_delta",'
 _HEARD = b'{"type":"user",'
 _TOOL_RESULT = b'"tool_result"'
 
 # The agent is compacting the conversation. It is silent for minutes, as if a tool ran.
 _COMPACTION = "compaction"
-# How a model reports that a conversation is too long. The agent has tried to compact it before.
-_OVERFLOW = "prompt is too long"
 
-# System frames that prove progress. Not among them: `api_retry` (the agent waits), `status` (a
-# request was sent, without a result yet), `thinking_tokens` (see `Thought`) and
+# System frames that prove progress. Not among them: `status` (a request was sent, without a result
+# yet), `thinking_tokens` (see `Thought`) and
 # `session_state_changed` (a state, no step).
 _PROGRESS = frozenset(
     (
@@ -107,6 +115,8 @@ _PROGRESS = frozenset(
 
 _NOISE = Noise()
 _THOUGHT = Thought()
+# Length of the description of a background task: it may be a whole shell command.
+DESCRIPTION_CHARACTERS_MAX = 200
 
 
 class _ClaudeFrame(msgspec.Struct, gc=False):
@@ -122,6 +132,7 @@ class _ClaudeFrame(msgspec.Struct, gc=False):
     # assistant, user; stream_event
     message: Any = None
     event: Any = None
+    api_message_id: Any = None
     user_message_uuids: Any = None
     user_message_uuid: Any = None
     # system
@@ -146,6 +157,16 @@ class _ClaudeFrame(msgspec.Struct, gc=False):
     usage: Any = None
     total_cost_usd: Any = None
     model_usage_since_last_result: Any = None
+    api_error: Any = None
+    api_error_type: Any = None
+    # system with `api_retry`
+    attempt: Any = None
+    max_retries: Any = None
+    retry_delay_ms: Any = None
+    error_status: Any = None
+    error: Any = None
+    # rate_limit_event
+    rate_limit_info: Any = None
 
 
 _decode = msgspec.json.Decoder(_ClaudeFrame).decode
@@ -155,11 +176,9 @@ def read(line: bytes) -> Meaning | None:
     """Return the meaning of a line; None if the line is only content of the turn. Never raises."""
     if line.startswith(_TEXT_DELTAS):
         return None
-    if line.startswith(_DELTA):
+    if line.startswith(_DELTA) and not line.startswith(_CALL_ENDED):
         return _THOUGHT if _THINKING in line else None
-    if (line.startswith(_SPOKEN) and _TOOL_USE not in line) or (
-        line.startswith(_HEARD) and _TOOL_RESULT not in line
-    ):
+    if line.startswith(_HEARD) and _TOOL_RESULT not in line:
         return None
     try:
         frame = _decode(line)
@@ -195,6 +214,8 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
             stop_reason=text(frame.stop_reason),
             usage=mapping(frame.usage) or None,
             spent=_number(frame.total_cost_usd),
+            tokens=tokens_in(mapping(frame.usage)),
+            failure=ProviderFailure(ErrorKind.PROTOCOL),
         )
     meaning_of = _MEANINGS.get(kind)
     if meaning_of is None:
@@ -244,7 +265,10 @@ def _picked(members: Members, kind: str) -> _ClaudeFrame:
 
 
 def _delta(frame: _ClaudeFrame) -> Meaning | None:
-    delta = mapping(mapping(frame.event).get("delta")) or {}
+    event = mapping(frame.event)
+    if event.get("type") == "message_delta":
+        return _reported(frame.api_message_id, event.get("usage"))
+    delta = mapping(event.get("delta")) or {}
     return _THOUGHT if delta.get("type") == "thinking_delta" else None
 
 
@@ -252,7 +276,14 @@ def _output(frame: _ClaudeFrame) -> Meaning | None:
     calls = tuple(
         call for block in _blocks(frame, "tool_use") if (call := text(block.get("id"))) is not None
     )
-    return ToolBegan(calls) if calls else None
+    message = mapping(frame.message)
+    reported = _reported(message.get("id"), message.get("usage"))
+    return ToolBegan(calls, reported) if calls else reported
+
+
+def _reported(call: Any, usage: Any) -> UsageReported | None:
+    tokens = tokens_in(mapping(usage))
+    return None if tokens is None else UsageReported(text(call) or "", tokens)
 
 
 def _heard(frame: _ClaudeFrame) -> Meaning | None:
@@ -277,9 +308,12 @@ def _system(frame: _ClaudeFrame) -> Meaning | None:
     match frame.subtype:
         case "thinking_tokens":
             return _THOUGHT
+        case "api_retry":
+            names = ("attempt", "max_retries", "retry_delay_ms", "error_status", "error")
+            return provider_errors.retrying({name: getattr(frame, name) for name in names})
         case "background_tasks_changed":
-            names = (text(mapping(task).get("task_id")) for task in items(frame.tasks))
-            return TasksChanged(tuple(name for name in names if name is not None))
+            tasks = (_task(mapping(task)) for task in items(frame.tasks))
+            return TasksChanged(tuple(task for task in tasks if task is not None))
         case "status" if frame.status == "compacting":
             return ToolBegan((_COMPACTION,))
         case "compact_boundary":
@@ -290,6 +324,14 @@ def _system(frame: _ClaudeFrame) -> Meaning | None:
             return None
         case _:
             return _NOISE
+
+
+def _task(task: Mapping[str, Any]) -> BackgroundTask | None:
+    id = text(task.get("task_id"))
+    if id is None:
+        return None
+    kind, description = text(task.get("task_type")) or "", text(task.get("description")) or ""
+    return BackgroundTask(id, kind, description[:DESCRIPTION_CHARACTERS_MAX])
 
 
 def _lifecycle(frame: _ClaudeFrame) -> Meaning | None:
@@ -311,14 +353,14 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
     subtype = text(frame.subtype) or ""
     is_error = frame.is_error is True or subtype.startswith("error")
     error = _error(frame) if is_error else None
+    failure = None if error is None else _failure(frame, error)
     return TurnOver(
         refs=_refs(frame),
         origin=_origin(frame),
         conversation=_conversation(frame),
         is_error=is_error,
         is_aborted=_is_aborted(frame),
-        is_overflow=error is not None
-        and (frame.terminal_reason == "prompt_too_long" or _OVERFLOW in error.lower()),
+        is_overflow=failure is not None and failure.kind is ErrorKind.CONTEXT_OVERFLOW,
         # The result of an interrupted turn may have no text.
         text=text(frame.result),
         structured=frame.structured_output,
@@ -327,7 +369,33 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
         usage=mapping(frame.usage) or None,
         spent=_number(frame.total_cost_usd),
         cost=_cost(frame),
+        tokens=_tokens(frame),
+        failure=failure,
     )
+
+
+def _tokens(frame: _ClaudeFrame) -> Tokens | None:
+    """Return the tokens of this turn: of all models if the agent reports them, else of the main."""
+    models = mapping(frame.model_usage_since_last_result)
+    found = [tokens for model in models.values() if (tokens := tokens_in(mapping(model)))]
+    if not found:
+        return tokens_in(mapping(frame.usage))
+    return functools.reduce(Tokens.plus, found, NO_TOKENS)
+
+
+def _failure(frame: _ClaudeFrame, error: str) -> ProviderFailure:
+    return provider_errors.failure(
+        error,
+        subtype=frame.subtype,
+        terminal_reason=frame.terminal_reason,
+        api_error=frame.api_error,
+        api_error_type=frame.api_error_type,
+        api_error_status=frame.api_error_status,
+    )
+
+
+def _limits(frame: _ClaudeFrame) -> Meaning | None:
+    return provider_errors.limits(mapping(frame.rate_limit_info)) or _NOISE
 
 
 def _cost(frame: _ClaudeFrame) -> float | None:
@@ -415,6 +483,7 @@ _MEANINGS: dict[str, Callable[[_ClaudeFrame], Meaning | None]] = {
     "system": _system,
     "command_lifecycle": _lifecycle,
     "result": _result,
+    "rate_limit_event": _limits,
     "control_response": _control_reply,
     "control_request": _control_asked,
     "control_cancel_request": _control_withdrawn,

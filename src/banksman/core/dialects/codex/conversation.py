@@ -47,7 +47,9 @@ from banksman.core.dialects.meaning import (
     RequestPurpose,
     RequestWithdrawn,
     TurnOpened,
+    UsageReported,
 )
+from banksman.core.dialects.tokens import tokens_in
 from banksman.core.session.permissions import DENIED, Decision, Verdict
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcCall, RpcReply
@@ -354,8 +356,12 @@ class CodexProtocolState(Struct, frozen=True):
             case reader.TOKEN_USAGE:
                 usage = mapping(params.get("tokenUsage"))
                 total, last = mapping(usage.get("total")), mapping(usage.get("last"))
-                running = None if running is None else running.counted(total, last)
-                return ProtocolOutput(replace(self, total=total or self.total, running=running))
+                protocol = replace(self, total=total or self.total)
+                if running is None:
+                    return ProtocolOutput(protocol)
+                running = running.counted(total, last)
+                report = UsageReported(running.id, tokens_in(running.usage))
+                return ProtocolOutput(replace(protocol, running=running), meanings=(report,))
             case reader.ERROR if running is not None:
                 message = text(mapping(params.get("error")).get("message"))
                 return ProtocolOutput(

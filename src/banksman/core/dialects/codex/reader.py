@@ -10,8 +10,8 @@ replies, requests and the few notifications about turns come out as `NeedsConver
 conversation.py resolves. The frequent frames are decided here.
 
 **No failures:** `warning`, `configWarning`, and an `error` that will be retried. By these the agent
-reports about itself and continues. They are noise: the log keeps them, and they are no progress.
-Only the boundary says that a turn failed.
+reports about itself and continues. The warnings are noise: the log keeps them, and they are no
+progress. Only the boundary says that a turn failed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from banksman.core.dialects.codex import provider_errors
 from banksman.core.dialects.dialect import Setup
 from banksman.core.dialects.meaning import (
     Meaning,
     NeedsConversation,
     Noise,
     PromptSettled,
+    ProviderFailure,
     Thought,
     ToolBegan,
     ToolEnded,
     TurnOver,
 )
+from banksman.core.dialects.tokens import tokens_in
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcReply
 from banksman.core.wire.partial_json import decoded, items, mapping, text
+from banksman.errors import ErrorKind
 
 # Frames that are only content of the turn. The first bytes decide, because a JSON writer does not
 # repeat a member.
@@ -91,6 +95,7 @@ TURN_COMPLETED = "turn/completed"
 TOKEN_USAGE = "thread/tokenUsage/updated"
 ERROR = "error"
 RESOLVED = "serverRequest/resolved"
+RATE_LIMITS = "account/rateLimits/updated"
 _REMEMBERED = frozenset((TURN_STARTED, TURN_COMPLETED, TOKEN_USAGE, RESOLVED))
 
 # The id goes into the log, and into the request to the next process.
@@ -129,6 +134,10 @@ def plain(notice: Notification) -> Meaning | None:
         return None
     if method.startswith("item/reasoning/"):
         return _THOUGHT
+    if method == ERROR and notice.named.get("willRetry") is True:
+        return provider_errors.retrying(mapping(notice.named.get("error")))
+    if method == RATE_LIMITS:
+        return provider_errors.limits(mapping(notice.named.get("rateLimits"))) or _NOISE
     return None if method in _PROGRESS else _NOISE
 
 
@@ -228,20 +237,22 @@ class RunningTurn(Struct, frozen=True):
         answer = said[-1] if said else self.text
         error = mapping(turn.get("error"))
         is_error = status not in ("completed", "interrupted")
+        told = _error(error) or self.error or f"the turn ended as {status}"
+        failure = provider_errors.failure(error, told) if is_error else None
         boundary = TurnOver(
             conversation=conversation,
             is_error=is_error,
             is_aborted=status == "interrupted",
-            is_overflow=error.get("codexErrorInfo") == "contextWindowExceeded",
+            is_overflow=failure is not None and failure.kind is ErrorKind.CONTEXT_OVERFLOW,
             text=answer,
             structured=answer_of(answer)
             if setup.schema is not None and status == "completed"
             else None,
-            error=_error(error) or self.error or f"the turn ended as {status}"
-            if is_error
-            else None,
+            error=told if is_error else None,
             stop_reason=text(status),
             usage=self.usage,
+            tokens=tokens_in(self.usage),
+            failure=failure,
         )
         return EndedTurn(self.id, boundary)
 
@@ -281,14 +292,21 @@ class EndedTurn(Struct, frozen=True):
         id: str, error: str, conversation: str | None = None, usage: Mapping[str, Any] | None = None
     ) -> EndedTurn:
         """Return a turn that is over with an unknown result."""
-        return EndedTurn(
-            id, TurnOver(conversation=conversation, is_error=True, error=error, usage=usage)
+        over = TurnOver(
+            conversation=conversation,
+            is_error=True,
+            error=error,
+            usage=usage,
+            tokens=tokens_in(usage),
+            failure=ProviderFailure(ErrorKind.PROTOCOL),
         )
+        return EndedTurn(id, over)
 
     @staticmethod
     def refused(error: str) -> EndedTurn:
         """Return the failed turn of a prompt that the agent refused."""
-        return EndedTurn("", TurnOver(is_error=True, error=error))
+        failure = ProviderFailure(ErrorKind.INVALID_REQUEST)
+        return EndedTurn("", TurnOver(is_error=True, error=error, failure=failure))
 
     def named(self, ref: str) -> EndedTurn:
         return replace(self, refs=(*self.refs, ref), is_told=True)

@@ -9,7 +9,8 @@ from msgspec import Meta, Struct
 
 from banksman.commands.result import Ended
 from banksman.commands.running_command import State
-from banksman.sessions.arguments import ON_BUSY, ON_PREEMPT
+from banksman.errors import ErrorKind
+from banksman.sessions.arguments import CALLER_CHARACTERS_MAX, ON_BUSY, ON_PREEMPT
 from banksman.sessions.questions import PLACES
 
 # Strings with a fixed set of values, each a named schema of the OpenAPI description.
@@ -33,7 +34,7 @@ TURN_STATES = ("queued", "starting", "running", "interrupting", "ended")
 OUTCOME_KINDS = ("done", "interrupted", "preempted", "withdrawn", "failed", "refused", "unknown")
 ENDED_BY = ("boundary", "ladder", "exit", "withdrawn", "already_over")
 INTERRUPT_CAUSES = ("interrupt", "preempt", "clock", "close", "replace")
-CLOCK_NAMES = ("start", "bytes", "progress", "tool", "human", "overall")
+CLOCK_NAMES = ("start", "bytes", "progress", "tool", "human", "overall", "deadline")
 PRIORITY_NAMES = ("background", "normal", "interactive")
 RULINGS = ("allow", "deny", "ask")
 PHASES = (
@@ -138,7 +139,21 @@ ClockName = Annotated[
         "ClockName",
         CLOCK_NAMES,
         "A watchdog. `start`: the handshake. `bytes`: no output. `progress`: no meaningful frame. "
-        "`tool`: a tool runs. `human`: a question waits. `overall`: the whole turn.",
+        "`tool`: a tool runs. `human`: a question waits. `overall`: the whole turn. "
+        "`deadline`: the deadline of the ask.",
+    ),
+]
+ErrorKindName = Annotated[
+    str,
+    one_of(
+        "ErrorKind",
+        tuple(ErrorKind),
+        "Cause of an agent's failure. `rate_limited`: a short throttle. `usage_limit`: the account "
+        "has used up a window. `overloaded`: the provider fails. `auth`: key or login. `billing`: "
+        "payment. `invalid_request`: the provider refuses the request. `context_overflow`: the "
+        "conversation is too long. `max_turns`, `budget`: limits of the agent itself. `network`: "
+        "no connection. `agent_exited`: its process ended. `protocol`: the agent broke its "
+        "protocol.",
     ),
 ]
 PriorityName = Annotated[
@@ -235,6 +250,41 @@ Variables = Annotated[dict[str, str], Meta(max_length=ITEMS_MAX)]
 Rules = Annotated[dict[str, Ruling], Meta(max_length=ITEMS_MAX)]
 Objects = Annotated[list[dict[str, Any]], Meta(max_length=ITEMS_MAX)]
 Word = Annotated[str, Meta(min_length=1, max_length=255)]
+Caller = Annotated[str, Meta(min_length=1, max_length=CALLER_CHARACTERS_MAX)]
+
+
+class Tokens(Struct):
+    """Token counts by kind.
+
+    Attributes:
+        input: Input that was not cached.
+        output: Everything that the model wrote, its thinking included.
+        cache_read: Input that the provider read from its cache.
+        cache_write: Input that the provider stored in its cache.
+    """
+
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+
+
+class Usage(Struct):
+    """Usage of a turn, or a sum of many.
+
+    Attributes:
+        tokens: Token counts by kind.
+        usd: Cost in US dollars, the agent's own estimate; null if no agent reported one.
+        working_seconds: Time in which a turn was open and did not wait for an answer.
+        turns: Number of turns.
+    """
+
+    tokens: Tokens
+    usd: float | None
+    working_seconds: float
+    turns: int
+
+
 Seconds = Annotated[float, Meta(ge=0, le=1e8)]
 Wait = Annotated[float, Meta(ge=0)]
 

@@ -1,4 +1,4 @@
-"""Bodies of events, one type for each kind, for the OpenAPI description.
+"""Bodies of the events of turns, one type for each kind, for the OpenAPI description.
 
 The server decodes nothing with these types: it sends each body as the log has it.
 """
@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from banksman.server.api.messages.command_messages import Step, Survivor, Swept
 from banksman.server.api.messages.common_messages import (
     ClockName,
     EndedBy,
+    ErrorKindName,
     GivenAnswer,
     InterruptCause,
     OnBusy,
@@ -20,8 +20,10 @@ from banksman.server.api.messages.common_messages import (
     OutcomeKind,
     QuestionWants,
     SessionUpdate,
+    Usage,
 )
-from banksman.server.api.messages.turn_messages import Blocks
+from banksman.server.api.messages.session_messages import LimitWindow
+from banksman.server.api.messages.turn_messages import AgentFailure, BackgroundTask, Blocks
 
 
 class RecitedBody(Struct):
@@ -44,7 +46,7 @@ class UpdateBody(Struct, omit_defaults=True):
     partial: list[SessionUpdate] | None = None
 
 
-class TurnQueuedBody(Struct):
+class TurnQueuedBody(Struct, omit_defaults=True):
     """An ask was accepted.
 
     Attributes:
@@ -58,6 +60,8 @@ class TurnQueuedBody(Struct):
         schema: JSON Schema of the answer.
         is_last: Whether it is the last ask before the process is replaced because of its age.
         into: Turn into which the ask is collected.
+        deadline: When the ask must be over, in seconds since 1970; null if it has no deadline.
+        caller: The person or program that wants the turn; null if the ask has no caller.
     """
 
     ref: str
@@ -70,6 +74,8 @@ class TurnQueuedBody(Struct):
     schema: dict[str, Any] | None
     is_last: bool
     into: str | None
+    deadline: float | None = None
+    caller: str | None = None
 
 
 class TurnStartedBody(Struct, omit_defaults=True):
@@ -100,14 +106,18 @@ class TurnInterruptedBody(Struct):
     clock: ClockName | None
 
 
-class TurnRequeuedBody(Struct):
+class TurnRequeuedBody(Struct, omit_defaults=True):
     """A turn returned to the queue, as if it had never started.
 
     Attributes:
         attempt: Number of the next attempt.
+        added: Usage of the attempt that no earlier event has; null if its prompt was not sent.
+        caller: The caller under which it is counted.
     """
 
     attempt: int
+    added: Usage | None = None
+    caller: str | None = None
 
 
 class TurnEndedBody(Struct, omit_defaults=True):
@@ -126,6 +136,12 @@ class TurnEndedBody(Struct, omit_defaults=True):
         error: Error message, if the turn failed.
         clock: Watchdog that ended the turn, if one did.
         origin: Why the agent began the turn without an ask.
+        background: Background tasks of the agent that still ran when the turn ended.
+        used: Tokens, cost and working time of the turn; null if its prompt was not sent.
+        added: The part of `used` that no earlier event has; null if another ask of the turn has it.
+        caller: The caller under which the usage is counted.
+        failure: Why the agent failed; null if it did not, or if another part failed.
+        used_tools: Whether the agent used a tool.
     """
 
     outcome: OutcomeKind
@@ -140,6 +156,12 @@ class TurnEndedBody(Struct, omit_defaults=True):
     error: str | None
     clock: ClockName | None
     origin: str | None = None
+    background: list[BackgroundTask] = []
+    used: Usage | None = None
+    added: Usage | None = None
+    caller: str | None = None
+    failure: AgentFailure | None = None
+    used_tools: bool = False
 
 
 class QueueChangedBody(Struct):
@@ -150,118 +172,6 @@ class QueueChangedBody(Struct):
     """
 
     before: str | None
-
-
-class ProcessStartedBody(Struct):
-    """A process of the agent was started.
-
-    Attributes:
-        process: Number of the process in the session.
-        pid: Process id.
-        born: Start time from the kernel, which distinguishes processes with the same pid.
-    """
-
-    process: int
-    pid: int
-    born: Any
-
-
-class ProcessExitedBody(Struct):
-    """The leader of a process ended.
-
-    Attributes:
-        process: Number of the process.
-        code: Exit code; null if a signal ended it.
-        signal: Number of the signal that ended it; null if it exited.
-    """
-
-    process: int
-    code: int | None
-    signal: int | None
-
-
-class ProcessStoppedBody(Struct):
-    """A process was stopped by the stop ladder.
-
-    Attributes:
-        process: Number of the process.
-        ladder: Rungs that were taken, each with `at` in seconds since 1970.
-    """
-
-    process: int
-    ladder: list[Step]
-
-
-class ProcessSweptBody(Struct, omit_defaults=True):
-    """Processes besides the leader had to be ended.
-
-    Attributes:
-        process: Number of the process.
-        swept: Processes that were ended.
-        survivors: Processes that could not be ended.
-        drained: False if a process outside the tree still held the output open.
-        by: `interrupt`, if the processes were ended after an interrupt.
-        after: Turn that was interrupted.
-    """
-
-    process: int
-    swept: list[Swept]
-    survivors: list[Survivor]
-    drained: bool
-    by: str | None = None
-    after: str | None = None
-
-
-class Left(Struct, omit_defaults=True):
-    """A process that was left running.
-
-    Attributes:
-        pid: Process id.
-        command: Its command line.
-        why: Why the process could not be ended.
-    """
-
-    pid: int
-    command: str
-    why: str | None = None
-
-
-class ProcessLeftBody(Struct):
-    """An interrupted turn left processes running, as the session's options say.
-
-    Attributes:
-        process: Number of the process.
-        left: Processes that are still running.
-        after: Turn that was interrupted.
-    """
-
-    process: int
-    left: list[Left]
-    after: str
-
-
-class ProcessRetiredBody(Struct):
-    """A process is stopped while no turn is open.
-
-    Attributes:
-        process: Number of the process.
-        reason: Why it is stopped: `idle`, `old`, `stale` and others.
-    """
-
-    process: int
-    reason: str
-
-
-class ProcessBackedOffBody(Struct):
-    """A process crashed, and the next one starts after a delay.
-
-    Attributes:
-        crashes: Number of crashes in a row.
-        seconds: Seconds until the next start.
-    """
-
-    crashes: int
-    seconds: float
 
 
 class QuestionAskedBody(Struct):
@@ -312,128 +222,6 @@ class QuestionKeptBody(Struct):
     question: str
 
 
-class SessionOpenedBody(Struct, omit_defaults=True):
-    """The session was opened, or opened again with other settings.
-
-    It has further members, as in `POST /v1/sessions`.
-
-    Attributes:
-        agent: Name of its agent.
-        cwd: Folder in which the agent works.
-        env: Names of the environment variables that are set.
-        resume: Id of the agent's conversation that the session continues.
-        fork: Whether the session continues a copy of that conversation.
-        labels: Labels that a host must have to run it.
-    """
-
-    agent: str
-    cwd: str | None
-    env: list[str]
-    resume: str | None
-    fork: bool
-    labels: list[str] | None = None
-
-
-class SessionClosedBody(Struct):
-    """The session was closed."""
-
-
-class SessionImportedBody(Struct):
-    """The events before this one were imported.
-
-    Attributes:
-        origin: Id of the session from which they come.
-        at: When they were imported, in seconds since 1970.
-    """
-
-    origin: str
-    at: float
-
-
-class SessionRecoveredBody(Struct):
-    """A host recovered the session after its previous host had died.
-
-    Attributes:
-        unknown: Turns whose outcome is `unknown`.
-        queued: Turns that still wait.
-        swept: Command lines of leftover processes that were ended.
-    """
-
-    unknown: list[str]
-    queued: list[str]
-    swept: list[str]
-
-
-class SessionConversationBody(Struct):
-    """The agent's conversation has a new id.
-
-    Attributes:
-        conversation: The new id; null: the next process begins a new conversation.
-    """
-
-    conversation: str | None
-
-
-class SessionSettingBody(Struct):
-    """A setting of the agent changed.
-
-    Attributes:
-        name: Name of the setting: `model` or `permission_mode`.
-        value: New value; null: the value with which the session was opened.
-        by: What changed it.
-    """
-
-    name: str
-    value: str | None
-    by: str
-
-
-class SessionContextLostBody(Struct):
-    """The agent has lost the conversation.
-
-    Attributes:
-        conversation: Id of the conversation.
-        error: Error message of the agent.
-    """
-
-    conversation: str | None
-    error: str
-
-
-class SessionContextRestoredBody(Struct):
-    """Another host restored the agent's conversation from its transcript.
-
-    Attributes:
-        conversation: Id of the conversation.
-        turn: Last turn in the transcript.
-        missing: Number of later turns, which the agent does not remember.
-    """
-
-    conversation: str
-    turn: str | None
-    missing: int
-
-
-class SessionStoreReturnedBody(Struct):
-    """The store works again.
-
-    Attributes:
-        retries: Number of retries until the store worked.
-    """
-
-    retries: int
-
-
-class SessionLeftBody(Struct):
-    """The host handed the session over.
-
-    Attributes:
-        queued: Waiting turns, which the next host will run.
-    """
-
-    queued: list[str]
-
-
 class ClockWarningBody(Struct):
     """Half the time of a watchdog has passed.
 
@@ -446,3 +234,60 @@ class ClockWarningBody(Struct):
     clock: ClockName
     seconds: float
     left: float
+
+
+class TasksChangedBody(Struct):
+    """The background tasks of the agent's process changed.
+
+    Attributes:
+        tasks: All background tasks that run now.
+    """
+
+    tasks: list[BackgroundTask]
+
+
+class UsageReportedBody(Struct):
+    """The agent reported the usage of the open turn.
+
+    Attributes:
+        caller: The caller under which the usage is counted.
+        added: The part that no earlier event has. The sum of all `added` is the session's usage.
+        used: Tokens, cost and working time of the turn until now.
+    """
+
+    caller: str | None
+    added: Usage
+    used: Usage
+
+
+class ProviderRetryingBody(Struct):
+    """The agent repeats a failed model call by itself.
+
+    Attributes:
+        attempt: Number of the coming retry.
+        attempts_max: Number of retries that the agent makes; null if unknown.
+        delay: Seconds until the retry; null if unknown.
+        cause: Why the call failed, in the agent's words.
+        error: Kind of the error.
+        status: HTTP status of the provider; null if unknown.
+    """
+
+    attempt: int
+    attempts_max: int | None
+    delay: float | None
+    cause: str
+    error: ErrorKindName
+    status: int | None
+
+
+class LimitsChangedBody(Struct):
+    """The agent reported other usage windows of its account than before.
+
+    Attributes:
+        windows: All known windows, as the agent last reported them.
+        limited_until: When the last exhausted window resets, in seconds since 1970; null if no
+            window is exhausted.
+    """
+
+    windows: list[LimitWindow]
+    limited_until: float | None

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from banksman.server.api.messages import event_body_messages as bodies
+from banksman.server.api.messages import lifecycle_body_messages as lifecycle
 from banksman.server.api.messages.common_messages import Query
 
 # Number of events of a page; a higher `limit` is reduced.
@@ -130,27 +131,31 @@ BODIES: dict[str, type[Struct]] = {
     "turn.requeued": bodies.TurnRequeuedBody,
     "turn.ended": bodies.TurnEndedBody,
     "queue.changed": bodies.QueueChangedBody,
-    "process.started": bodies.ProcessStartedBody,
-    "process.exited": bodies.ProcessExitedBody,
-    "process.stopped": bodies.ProcessStoppedBody,
-    "process.swept": bodies.ProcessSweptBody,
-    "process.left": bodies.ProcessLeftBody,
-    "process.retired": bodies.ProcessRetiredBody,
-    "process.backed_off": bodies.ProcessBackedOffBody,
+    "process.started": lifecycle.ProcessStartedBody,
+    "process.exited": lifecycle.ProcessExitedBody,
+    "process.stopped": lifecycle.ProcessStoppedBody,
+    "process.swept": lifecycle.ProcessSweptBody,
+    "process.left": lifecycle.ProcessLeftBody,
+    "process.retired": lifecycle.ProcessRetiredBody,
+    "process.backed_off": lifecycle.ProcessBackedOffBody,
     "question.asked": bodies.QuestionAskedBody,
     "question.answered": bodies.QuestionAnsweredBody,
     "question.kept": bodies.QuestionKeptBody,
-    "session.opened": bodies.SessionOpenedBody,
-    "session.imported": bodies.SessionImportedBody,
-    "session.recovered": bodies.SessionRecoveredBody,
-    "session.conversation": bodies.SessionConversationBody,
-    "session.setting": bodies.SessionSettingBody,
-    "session.context_lost": bodies.SessionContextLostBody,
-    "session.context_restored": bodies.SessionContextRestoredBody,
-    "session.store_returned": bodies.SessionStoreReturnedBody,
-    "session.closed": bodies.SessionClosedBody,
-    "session.left": bodies.SessionLeftBody,
+    "session.opened": lifecycle.SessionOpenedBody,
+    "session.imported": lifecycle.SessionImportedBody,
+    "session.recovered": lifecycle.SessionRecoveredBody,
+    "session.conversation": lifecycle.SessionConversationBody,
+    "session.setting": lifecycle.SessionSettingBody,
+    "session.context_lost": lifecycle.SessionContextLostBody,
+    "session.context_restored": lifecycle.SessionContextRestoredBody,
+    "session.store_returned": lifecycle.SessionStoreReturnedBody,
+    "session.closed": lifecycle.SessionClosedBody,
+    "session.left": lifecycle.SessionLeftBody,
     "clock.warning": bodies.ClockWarningBody,
+    "tasks.changed": bodies.TasksChangedBody,
+    "usage.reported": bodies.UsageReportedBody,
+    "provider.retrying": bodies.ProviderRetryingBody,
+    "limits.changed": bodies.LimitsChangedBody,
 }
 
 

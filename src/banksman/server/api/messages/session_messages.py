@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from banksman.server.api.messages.common_messages import (
     Body,
     ClockName,
+    ErrorKindName,
     Objects,
     Query,
     Rules,
@@ -117,6 +118,22 @@ class Owner(Struct):
     address: str
 
 
+class LimitWindow(Struct):
+    """A usage window of the agent's account, as the agent reports it.
+
+    Attributes:
+        name: Name of the window, such as `five_hour` or `primary`.
+        used: Used fraction of the window; 1 is all of it; null if the agent does not report it.
+        resets_at: When the window starts again, in seconds since 1970; null if unknown.
+        exhausted: Whether the provider rejects requests until then.
+    """
+
+    name: str
+    used: float | None
+    resets_at: float | None
+    exhausted: bool
+
+
 class Session(Struct, kw_only=True):
     """The present state of a session.
 
@@ -138,6 +155,9 @@ class Session(Struct, kw_only=True):
         cost: Cost of the session so far, in US dollars; null if the agent does not report it.
         owner: Process that owns the session, if it is not this server.
         host: Name of the host that owns the session, if several hosts share the store.
+        limits: Usage windows of the agent's account, as the agent last reported them.
+        limited_until: When the account's limit ends, in seconds since 1970; null if it is not
+            limited.
     """
 
     id: str
@@ -157,6 +177,8 @@ class Session(Struct, kw_only=True):
     cost: float | None
     owner: Owner | None
     host: str | None = None
+    limits: list[LimitWindow] = []
+    limited_until: float | None = None
 
 
 class Sessions(Struct):
@@ -231,6 +253,26 @@ class Request(Struct):
     seconds: float | None
 
 
+class Retry(Struct):
+    """A failed model call that the agent repeats by itself.
+
+    Attributes:
+        attempt: Number of the coming retry.
+        attempts_max: Number of retries that the agent makes; null if unknown.
+        seconds: Seconds until the retry; 0 if it is due or the delay is unknown.
+        cause: Why the call failed, in the agent's words.
+        error: Kind of the error.
+        status: HTTP status of the provider; null if unknown.
+    """
+
+    attempt: int
+    attempts_max: int | None
+    seconds: float
+    cause: str
+    error: ErrorKindName
+    status: int | None
+
+
 class Why(Session, kw_only=True):
     """A session with everything that explains what it waits for.
 
@@ -248,6 +290,7 @@ class Why(Session, kw_only=True):
         seconds_since_in: Seconds since the last frame from the agent.
         seconds_since_out: Seconds since the last frame to the agent.
         waits_for_place: Whether the session waits for a free place in the process pool.
+        retry: Retry that the running turn waits for; null if the agent works.
     """
 
     holder_prompt: str | None
@@ -263,3 +306,4 @@ class Why(Session, kw_only=True):
     seconds_since_in: float | None
     seconds_since_out: float | None
     waits_for_place: bool
+    retry: Retry | None = None

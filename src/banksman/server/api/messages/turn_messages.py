@@ -9,10 +9,12 @@ from msgspec import Meta, Struct
 from banksman.server.api.messages.common_messages import (
     ITEMS_MAX,
     Body,
+    Caller,
     ClockName,
     ContentBlock,
     Decision,
     EndedBy,
+    ErrorKindName,
     GivenAnswer,
     OnBusy,
     OnPreempt,
@@ -23,6 +25,7 @@ from banksman.server.api.messages.common_messages import (
     Rules,
     Text,
     TurnState,
+    Usage,
     Word,
 )
 
@@ -61,6 +64,9 @@ class Ask(Body):
             `structured` of the outcome.
         rules: Which tools are allowed, denied or asked about in this turn. They precede the rules
             of the session.
+        deadline: Seconds from now in which the ask must be over. An ask that still waits then is
+            withdrawn, and a running turn is interrupted.
+        caller: The person or program that wants the turn. Its usage is counted under this name.
     """
 
     prompt: str | Blocks
@@ -69,6 +75,8 @@ class Ask(Body):
     on_preempt: OnPreempt = "end"
     schema: dict[str, Any] | None = None
     rules: Rules | None = None
+    deadline: float | None = None
+    caller: Caller | None = None
 
 
 class Accepted(Struct):
@@ -81,6 +89,42 @@ class Accepted(Struct):
 
     turn: str
     state: TurnState
+
+
+class BackgroundTask(Struct):
+    """Work that an agent does beside its turns.
+
+    Attributes:
+        id: The agent's name for it.
+        kind: Kind of task, as the agent reports it.
+        description: What it does, as the agent reports it.
+    """
+
+    id: str
+    kind: str
+    description: str
+
+
+class AgentFailure(Struct):
+    """Why the agent failed.
+
+    Attributes:
+        kind: Kind of the error, for a program to decide by.
+        status: HTTP status of the provider; null if unknown.
+        retry_after: Seconds to wait before the next ask, as the provider said; null if unknown.
+        limited_until: When the account's limit ends, in seconds since 1970; null if unknown.
+        message: Error message without the hint.
+        hint: What to do.
+        raw: Fields of the agent's frame that decided the kind.
+    """
+
+    kind: ErrorKindName
+    status: int | None
+    retry_after: float | None
+    limited_until: float | None
+    message: str
+    hint: str
+    raw: dict[str, Any] | None
 
 
 class Outcome(Struct):
@@ -96,6 +140,11 @@ class Outcome(Struct):
         error: Error message, if the turn failed.
         clock: Watchdog that ended the turn, if one did.
         durable: Whether the outcome is in the log; false if the log could not be written.
+        background: Background tasks of the agent that still ran when the turn ended.
+        used: Tokens, cost and working time of the turn; null if the prompt was not sent.
+        failure: Why the agent failed; null if it did not, or if another part failed.
+        used_tools: Whether the agent used a tool.
+        empty: Whether the agent reports success after a tool use, but gave no answer at all.
     """
 
     kind: OutcomeKind
@@ -107,6 +156,11 @@ class Outcome(Struct):
     error: str | None
     clock: ClockName | None
     durable: bool
+    background: list[BackgroundTask]
+    used: Usage | None
+    failure: AgentFailure | None = None
+    used_tools: bool = False
+    empty: bool = False
 
 
 class Turn(Struct):

@@ -2,6 +2,8 @@
 // each. Events that do not matter to a user get no note.
 // @ts-check
 
+import { dayTime } from "./words.js";
+
 /** @typedef {{icon: string, tone: "soft"|"warn"|"bad", text: string, detail?: string}} Note */
 
 /** The rungs of the stop ladder in words. */
@@ -99,6 +101,24 @@ const WORDS = new Map(
       tone: "warn",
       text: `The clock “${words(clock)}” ends this turn in ${round(left)} s.`,
     }),
+    "tasks.changed": ({ tasks = [] }) =>
+      tasks.length
+        ? soft(
+            "process",
+            `${count(tasks.length, "background task runs", "background tasks run")}.`,
+            tasks.map((/** @type {any} */ task) => task.description || task.id).join("\n"),
+          )
+        : soft("process", "No background task runs any more."),
+    "provider.retrying": ({ attempt, attempts_max, delay, cause, error, status }) => ({
+      icon: "clock",
+      tone: "warn",
+      text: `The provider failed (${words(error)}${status ? `, ${status}` : ""}). The agent tries again${delay ? ` in ${round(delay)} s` : ""}, ${attempt} of ${attempts_max ?? "?"}.`,
+      detail: cause,
+    }),
+    "limits.changed": ({ limited_until: until }) =>
+      until
+        ? { icon: "clock", tone: "warn", text: `The agent's account is limited until ${dayTime(until)}.` }
+        : null,
   }),
 );
 

@@ -265,6 +265,15 @@ export const TOLD = {
       },
     );
   },
+  "provider.retrying": (line, event, body, now) => {
+    line.mark(event, now, "retry", `retry ${textOf(body.attempt)}: ${textOf(body.cause)}`, {
+      turn: event.turn,
+      lane: "holder",
+    });
+  },
+  "limits.changed": (line, event, body, now) => {
+    if (body.limited_until) line.mark(event, now, "limited", "the agent's account is limited", { lane: "all" });
+  },
 };
 
 const MARK_OF = { preempt: "preempt", interrupt: "interrupt", clock: "clock", close: "close", replace: "replace" };

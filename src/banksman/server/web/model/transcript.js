@@ -260,6 +260,8 @@ export class Transcript {
       by: body.by ?? null,
       stopReason: body.stop_reason ?? null,
       error: body.error ?? null,
+      failure: body.failure ?? null,
+      isEmpty: body.outcome === "done" && body.used_tools === true && !hasAnswer(body, turn),
       clock: body.clock ?? turn.clock ?? null,
       cause: turn.cause ?? null,
       usage: body.usage ?? null,
@@ -309,4 +311,14 @@ export class Transcript {
         answered: event.at,
       });
   }
+}
+
+/**
+ * Whether the turn has an answer: in its end, or in the text of its updates.
+ * @param {Record<string, any>} body
+ * @param {any} turn
+ */
+function hasAnswer(body, turn) {
+  if (body.structured !== null && body.structured !== undefined) return true;
+  return typeof body.text === "string" ? body.text.trim() !== "" : !turn.isWhole || turn.hasText;
 }

@@ -4,6 +4,8 @@
 //
 // An account is a list of topics, each with its lines. A topic without lines is left out.
 
+import { limitText, retryText, windowText } from "./provider.js";
+
 const QUESTION_CHARACTERS_MAX = 2000;
 const COMMAND_CHARACTERS_MAX = 60;
 const FRAME_CHARACTERS_MAX = 500;
@@ -31,13 +33,15 @@ export function asLine(text, most = Infinity) {
 }
 
 /** @returns {[string, string[]][]} */
-export function accountOf(why, elapsed = 0) {
+export function accountOf(why, elapsed = 0, now = Date.now() / 1000) {
   const topics = [
     ["session", [`${why.id}${why.name ? ` (${why.name})` : ""}, ${why.agent}`]],
     ["phase", [`${why.phase}${why.waits_for_place ? ", waits for a place in the process pool" : ""}`]],
     ["owner", why.owner ? [`process ${why.owner.pid} ${why.owner.address ? `at ${why.owner.address}` : "on this machine"}`] : []],
     ["host", why.host ? [why.host] : []],
     ["holder", holderLines(why)],
+    ["retry", why.retry ? [`${retryText(why.retry, elapsed)}: ${asLine(why.retry.cause, 120)}`] : []],
+    ["limits", [limitText(why, now), ...(why.limits ?? []).map(windowText)].filter(Boolean)],
     ["queue", queueLines(why, elapsed)],
     ["questions", questionLines(why)],
     ["clocks", (why.clocks ?? []).map((clock) => clockLine(clock, elapsed))],

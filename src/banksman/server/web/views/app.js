@@ -1,6 +1,7 @@
 // The page as a whole: which session is open, and where each view goes.
 //
-// The URL names the session (`#/s/<id>`), so that a reload, a bookmark and the back button work.
+// The URL names the session (`#/s/<id>`) or the view of the usage (`#/usage`), so that a reload, a
+// bookmark and the back button work.
 // Each opened session gets a context and its views. When another session is opened, all of them are
 // destroyed. The list of sessions, the connection and the theme live as long as the page.
 // @ts-check
@@ -24,10 +25,12 @@ import { mountSidebar } from "./sidebar.js";
 import { startTheme } from "./theme.js";
 import { mountTimeline } from "./timeline.js";
 import { mountTranscript } from "./transcript.js";
+import { mountUsage } from "./usage.js";
 import { mountWelcome } from "./welcome.js";
 
 const TOAST_MILLISECONDS = 5000;
 const TOASTS_MAX = 3;
+const USAGE = "#/usage";
 /** These are already visible, so they are only announced to screen readers. */
 const SPOKEN = new Set(["question", "note"]);
 
@@ -169,7 +172,8 @@ class App {
     this.context = context;
     replace(this.main);
     this.closings.push(mountHeader(this.main, context));
-    if (id === null) this.closings.push(mountWelcome(this.main, context));
+    if (location.hash === USAGE) this.closings.push(mountUsage(this.main));
+    else if (id === null) this.closings.push(mountWelcome(this.main, context));
     else this.#mount(context);
     this.closings.push(this.panel?.use(context) ?? (() => {}), mountKeys(document, context));
     this.root.dataset.open = id === null ? "none" : "session";

@@ -3,6 +3,7 @@
 // @ts-check
 
 import { el, listen, replace } from "../dom.js";
+import { limitText } from "../model/provider.js";
 import { effect, signal } from "../model/signal.js";
 import { icon } from "./items/icons.js";
 import { amount, money, STATES } from "./items/words.js";
@@ -220,10 +221,12 @@ function drawState(node, session) {
  */
 function drawFacts(node, session, usage) {
   if (!session) return replace(node);
+  const limit = limitText(session, Date.now() / 1000);
   replace(
     node,
     el("span", { title: "Agent" }, session.agent),
     session.host ? el("span", { class: "host", title: "Host of the session" }, `on ${session.host}`) : null,
+    limit ? el("span", { class: "limited", title: "Usage limit of the agent's account" }, limit) : null,
     session.cost ? el("span", { title: "Cost so far" }, money(session.cost)) : null,
     usage ? meter(usage) : null,
     session.cwd ? el("span", { class: "cwd", title: session.cwd }, session.cwd) : null,

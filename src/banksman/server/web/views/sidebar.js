@@ -6,6 +6,7 @@
 // @ts-check
 
 import { el, keyed, listen, replace } from "../dom.js";
+import { limitText } from "../model/provider.js";
 import { effect, signal } from "../model/signal.js";
 import { mountHosts } from "./hosts.js";
 import { icon, mark } from "./items/icons.js";
@@ -50,6 +51,7 @@ export function mountSidebar(root, shared) {
         { class: "brand" },
         mark(),
         el("strong", null, "Banksman"),
+        el("a", { class: "icon-button", href: "#/usage", "aria-label": "Usage", title: "Usage" }, icon("usage")),
         el(
           "button",
           {
@@ -214,6 +216,7 @@ function drawRow(item, session) {
   const facts = [
     words,
     agent,
+    limitText(session, Date.now() / 1000),
     queued ? `${queued} queued` : "",
     session.cost ? money(session.cost) : "",
   ].filter(Boolean);

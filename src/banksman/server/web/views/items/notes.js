@@ -5,6 +5,7 @@ import { el, replace } from "../../dom.js";
 import { icon } from "./icons.js";
 import { copyButton } from "./parts.js";
 import { amount, duration, ending, money, when, whenExactly } from "./words.js";
+import { kindText } from "../../model/provider.js";
 import { textOf } from "../../model/words.js";
 
 /** @type {import("./item.js").Kind} */
@@ -60,7 +61,13 @@ export function endedItem(article, first, kit) {
         facts(item).map((text) => el("span", null, text)),
         copyTurn,
       ),
-      item.error ? el("p", { class: "ended-error" }, errorText(item.error)) : null,
+      item.error
+        ? el(
+            "p",
+            { class: "ended-error", title: item.failure ? kindText(item.failure.kind) : null },
+            [errorText(item.error), hintOf(item)].filter(Boolean).join("\n"),
+          )
+        : null,
       item.structured !== null
         ? el("pre", { class: "note-detail" }, JSON.stringify(item.structured, null, 2).slice(0, 20_000))
         : null,
@@ -74,6 +81,8 @@ export function endedItem(article, first, kit) {
  */
 function facts(item) {
   const found = [];
+  if (item.isEmpty) found.push("no answer");
+  if (item.failure && item.failure.kind !== "other") found.push(kindText(item.failure.kind));
   if (item.seconds !== null) found.push(duration(item.seconds));
   const { usage } = item;
   if (usage && typeof usage === "object") {
@@ -87,6 +96,12 @@ function facts(item) {
   if (item.cost) found.push(money(item.cost));
   if (item.context?.size) found.push(`${Math.round((100 * item.context.used) / item.context.size)} % of the window`);
   return found;
+}
+
+/** The hint of an error, unless its text has the hint already. @param {Record<string, any>} item */
+function hintOf({ error, failure }) {
+  const hint = failure?.hint;
+  return typeof hint === "string" && !String(error).includes(hint) ? hint : "";
 }
 
 /** @param {any} error */

@@ -12,6 +12,7 @@ const GLYPHS = {
   clock: "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0M0-3v3l2 2",
   warning: "M0-5l5 9h-10zM0-2v3",
   kept: "M-4-4h8v8h-8zM-2 0h4",
+  retry: "M-4 0a4 4 0 1 0 4-4M0-6v4l-3-2z",
 };
 const LABELLED = {
   swept: "swept",
@@ -27,6 +28,7 @@ const LABELLED = {
   store_returned: "store is back",
   setting: "setting",
   clock_step: "clock set back",
+  limited: "limited",
 };
 
 export function drawQuestions(brush, layout) {

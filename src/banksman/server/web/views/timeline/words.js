@@ -44,6 +44,8 @@ const NAMES = {
   kept: "Question kept",
   clock_step: "Clock set back",
   requeue: "Waits again",
+  retry: "Retry",
+  limited: "Limited",
 };
 
 export function outcomeText(turn) {

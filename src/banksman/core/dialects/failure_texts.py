@@ -1,0 +1,174 @@
+"""Classify a provider's failure by HTTP status or by its text: the tables that all dialects share.
+
+A dialect decides by the fields of its frames first; see `provider_errors.py` of each dialect. These
+tables are the last resort, for agents and versions that report a failure only as text. All
+functions are pure. A text without a known phrase is no proof, so the kind is then OTHER.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from banksman.core.dialects.meaning import ProviderFailure
+from banksman.errors import ErrorKind
+
+# An error message is short. Only this much of a longer text is searched.
+TEXT_CHARACTERS_MAX = 4000
+# Limits of the fields that an event keeps of a failure, for a person to read.
+RAW_CHARACTERS_MAX = 1000
+RAW_FIELDS_MAX = 16
+# A longer wait is no wait that a provider asks for.
+WAIT_SECONDS_MAX = 366 * 86_400.0
+
+_BY_STATUS = {
+    401: ErrorKind.AUTH,
+    402: ErrorKind.BILLING,
+    403: ErrorKind.AUTH,
+    408: ErrorKind.NETWORK,
+    429: ErrorKind.RATE_LIMITED,
+}
+# Phrases of providers and agents, in lower case. The first match decides, so the specific kinds
+# come first: the text about a usage limit may also mention a rate limit.
+_BY_TEXT: tuple[tuple[ErrorKind, tuple[str, ...]], ...] = (
+    (
+        ErrorKind.CONTEXT_OVERFLOW,
+        (
+            *("prompt is too long", "context_length_exceeded", "maximum context length"),
+            *("exceeds the context window", "input is too long", "exceed context limit"),
+        ),
+    ),
+    (
+        ErrorKind.BILLING,
+        (
+            *(
+                "credit balance is too low",
+                "insufficient_quota",
+                "billing_error",
+                "payment required",
+            ),
+            *("insufficient credits", "insufficient balance"),
+        ),
+    ),
+    (
+        ErrorKind.USAGE_LIMIT,
+        (
+            *("usage limit", "usage_limit_reached", "hit your 5-hour limit", "hit your limit"),
+            *(
+                "hit your weekly limit",
+                "quota exceeded for quota metric",
+                "exhausted your daily quota",
+            ),
+        ),
+    ),
+    (
+        ErrorKind.AUTH,
+        (
+            *(
+                "invalid api key",
+                "invalid_api_key",
+                "authentication_error",
+                "authentication required",
+            ),
+            *("failed to authenticate", "unauthorized", "please run /login", "not logged in"),
+        ),
+    ),
+    (
+        ErrorKind.RATE_LIMITED,
+        ("rate limit", "rate_limit", "too many requests", "resource_exhausted"),
+    ),
+    (
+        ErrorKind.OVERLOADED,
+        (
+            "overloaded",
+            "internal server error",
+            "service unavailable",
+            "at capacity",
+            "high demand",
+        ),
+    ),
+    (
+        ErrorKind.NETWORK,
+        (
+            *("connection error", "connection to the api was lost", "stream disconnected"),
+            *("econnreset", "econnrefused", "enotfound", "etimedout", "fetch failed"),
+            *("network error", "connection refused", "connection reset", "error sending request"),
+            "timed out",
+        ),
+    ),
+)
+# "API Error: 429 …", "status 429", "(429)", "last status: 429". A bare number proves nothing.
+_STATUS = re.compile(
+    r"(?:\b(?:status|error|code|http)\b[^\w]{0,3}|^|\()([45]\d\d)\b", re.IGNORECASE
+)
+# "try again in 1.5s", "retry after 20 seconds", "try again in 5 minutes".
+_WAIT = re.compile(
+    r"\b(?:try again|retry)[ -](?:in|after)[: ]{0,2}(\d{1,6}(?:\.\d{1,3})?) ?(ms|s|sec|m|min|h)?",
+    re.IGNORECASE,
+)
+_UNIT_SECONDS = {"ms": 0.001, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def kind_of_status(status: int | None) -> ErrorKind | None:
+    """Return the kind of an HTTP status of a model API; None if it is no error status."""
+    if status is None or not 400 <= status <= 599:
+        return None
+    default = ErrorKind.INVALID_REQUEST if status < 500 else ErrorKind.OVERLOADED
+    return _BY_STATUS.get(status, default)
+
+
+def kind_of_text(text: str) -> ErrorKind | None:
+    """Return the kind that a phrase of the text proves; None without such a phrase."""
+    said = text[:TEXT_CHARACTERS_MAX].lower()
+    return next((kind for kind, phrases in _BY_TEXT if any(p in said for p in phrases)), None)
+
+
+def status_in(text: str) -> int | None:
+    """Return the HTTP status that an error text mentions."""
+    found = _STATUS.search(text[:TEXT_CHARACTERS_MAX])
+    return None if found is None else int(found[1])
+
+
+def wait_in(text: str) -> float | None:
+    """Return the wait in seconds that an error text asks for."""
+    found = _WAIT.search(text[:TEXT_CHARACTERS_MAX])
+    if found is None:
+        return None
+    return float(found[1]) * _UNIT_SECONDS.get((found[2] or "s").lower(), 1.0)
+
+
+def by_text(text: str, raw: Mapping[str, Any] | None = None) -> ProviderFailure:
+    """Classify a failure of which only the text is known."""
+    status = status_in(text)
+    kind = kind_of_text(text) or kind_of_status(status) or ErrorKind.OTHER
+    return ProviderFailure(kind, status=status, retry_after=wait_in(text), raw=raw)
+
+
+def as_status(value: Any) -> int | None:
+    """Return a value of a frame if it is an HTTP status of an error."""
+    is_status = isinstance(value, int) and not isinstance(value, bool) and 400 <= value <= 599
+    return value if is_status else None
+
+
+def as_seconds(value: Any) -> float | None:
+    """Return a value of a frame if it is a usable duration in seconds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= WAIT_SECONDS_MAX else None
+
+
+def as_time(value: Any) -> float | None:
+    """Return a value of a frame if it is a usable time in seconds since 1970, UTC."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Until the year 2286. A time in milliseconds is larger than that.
+    return float(value) if is_number and 0 < value < 1e10 else None
+
+
+def shortened(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a failure for the log: plain values only, long texts cut."""
+    kept = {
+        name: value[:RAW_CHARACTERS_MAX] if isinstance(value, str) else value
+        for name, value in fields.items()
+        if isinstance(value, str | int | float)
+    }
+    return dict(list(kept.items())[:RAW_FIELDS_MAX])

@@ -1,0 +1,108 @@
+"""Provider failures, retries and limits over HTTP, in the metrics and on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.server.kit import SECONDS_MAX, TOKEN, Served, shared
+
+pytestmark = pytest.mark.thorough
+
+LIMITED = {"is_error": True, "terminal_reason": "api_error", "api_error": "usage_limit_reached", "result": "limited"}
+RETRY = {"type": "system", "subtype": "api_retry", "attempt": 3, "max_retries": 10, "retry_delay_ms": 600_000}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with shared(tmp_path_factory.mktemp("served")) as served:
+        yield served
+
+
+def cli(served: Served, *words: str) -> str:
+    env = {**os.environ, "XDG_STATE_HOME": str(served.folder / "state"), "BANKSMAN_TOKEN": TOKEN}
+    done = subprocess.run(
+        [sys.executable, "-m", "banksman", *words],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert not done.stderr or done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+def limit(until: int) -> str:
+    window = {"utilization": 1, "resetsAt": until, "status": "rejected"}
+    frame = {"type": "rate_limit_event", "rate_limit_info": {"unifiedWindows": {"five_hour": window}}}
+    return f"@@raw {json.dumps(frame)}\n@@boundary {json.dumps(LIMITED)}"
+
+
+def test_limited_session_is_shown_everywhere(served: Served) -> None:
+    until = int(time.time()) + 7200
+    session = served.open(name="limited")
+    turn = served.ask(session, limit(until))
+    outcome = served.outcome(session, turn)
+    failure = outcome["failure"]
+    assert (outcome["error"], failure["kind"], failure["limited_until"]) == ("limited", "usage_limit", until)
+    (listed,) = [each for each in served.get("/v1/sessions")["sessions"] if each["id"] == session]
+    window = {"name": "five_hour", "used": 1.0, "resets_at": float(until), "exhausted": True}
+    assert (listed["limited_until"], listed["limits"]) == (until, [window])
+    page = served.request("GET", "/metrics").body.decode()
+    assert "banksman_limited_sessions 1.0" in page
+    found = re.search(r'^banksman_limited_until_seconds\{agent="claude"\} (\S+)$', page, re.MULTILINE)
+    assert found is not None
+    assert float(found[1]) == until
+    words = f"limited until {time.strftime('%H:%M', time.localtime(until))}"
+    assert words in cli(served, "ps")
+    assert words in cli(served, "why", "limited")
+    assert "five_hour, 100 % used" in cli(served, "why", "limited")
+    assert json.loads(cli(served, "why", "limited", "--json"))["limited_until"] == until
+    # The provider answers again.
+    served.outcome(session, served.ask(session, "hello"))
+    assert served.get(f"/v1/sessions/{session}")["limited_until"] is None
+    assert words not in cli(served, "ps")
+
+
+def test_retry_is_shown_and_events_have_their_bodies(served: Served) -> None:
+    session = served.open(name="retries")
+    frame = {**RETRY, "error_status": 529, "error": "overloaded"}
+    turn = served.ask(session, f"@@raw {json.dumps(frame)}\n@@hang")
+    why = wait_retry(served, session)
+    assert why["retry"]["error"] == "overloaded"
+    assert 0 < why["retry"]["seconds"] <= 600
+    said = cli(served, "why", "retries")
+    assert "retry 3 of 10 in " in said
+    assert ": overloaded (529): overloaded" in said
+    events = served.get(f"/v1/sessions/{session}/events?frames=0")["events"]
+    (retrying,) = [event for event in events if event["kind"] == "provider.retrying"]
+    assert (retrying["turn"], retrying["body"]["delay"]) == (turn, 600.0)
+    assert "retry 3 of 10" in cli(served, "top", "--once")
+    served.post(f"/v1/sessions/{session}/turns/{turn}/interrupt", {})
+    served.outcome(session, turn)
+
+
+def wait_retry(served: Served, session: str) -> Any:
+    deadline = time.monotonic() + SECONDS_MAX
+    while (why := served.get(f"/v1/sessions/{session}/why"))["retry"] is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return why
+
+
+def test_json_of_ask_has_failure_and_empty_answer(served: Served) -> None:
+    served.open(name="json")
+    failed = {"is_error": True, "api_error_status": 401, "result": "API Error: 401"}
+    *_, last = map(json.loads, cli(served, "ask", "json", f"@@boundary {json.dumps(failed)}", "--json").splitlines())
+    assert "'kind': 'auth'" in str(last)
+    prompt = "@@tool_use Bash {}\n@@tool_result ok\n@@boundary " + json.dumps({"result": ""})
+    turn = served.ask("json", prompt)
+    assert served.outcome("json", turn)["empty"] is True

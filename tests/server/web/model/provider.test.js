@@ -1,0 +1,52 @@
+// Retries, usage limits and empty answers in words: pure functions of the server's answers and the log.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { noteOf } from "../../../../src/banksman/server/web/model/notes.js";
+import { kindText, limitText, retryText, windowText } from "../../../../src/banksman/server/web/model/provider.js";
+import { accountOf } from "../../../../src/banksman/server/web/model/why.js";
+import { clockTime, dayTime } from "../../../../src/banksman/server/web/model/words.js";
+
+const NOW = 1_800_000_000;
+const UNTIL = NOW + 3600;
+const at = clockTime(UNTIL).slice(0, 5);
+const RETRY = { attempt: 3, attempts_max: 10, seconds: 12, cause: "overloaded\nagain", error: "overloaded", status: 529 };
+
+test("a limit is told with its end and the waiting asks", () => {
+  assert.equal(limitText({ limited_until: UNTIL, queue: [1, 2, 3] }, NOW), `limited until ${at}, 3 asks wait`);
+  assert.equal(limitText({ limited_until: UNTIL, queue: [1] }, NOW), `limited until ${at}, 1 ask waits`);
+  assert.equal(limitText({ limited_until: UNTIL }, NOW), `limited until ${at}`);
+  const late = NOW + 5 * 86_400;
+  assert.equal(limitText({ limited_until: late, queue: [] }, NOW), `limited until ${dayTime(late)}`);
+});
+
+test("no limit and a limit in the past are not told", () => {
+  for (const until of [null, undefined, NOW, NOW - 1, "x"]) assert.equal(limitText({ limited_until: until }, NOW), "");
+});
+
+test("a retry is told with its attempt, its delay and its cause", () => {
+  assert.equal(retryText(RETRY), "retry 3 of 10 in 12 s: overloaded (529)");
+  assert.equal(retryText(RETRY, 20), "retry 3 of 10: overloaded (529)");
+  assert.equal(retryText({ attempt: 1, attempts_max: null, seconds: 0, error: "rate_limited" }), "retry 1: rate limited");
+  assert.equal(kindText(undefined), "other");
+});
+
+test("why tells the retry, the limit and the windows", () => {
+  const window = { name: "five_hour", used: 1, resets_at: UNTIL, exhausted: true };
+  const why = { id: "s", agent: "claude", phase: "running", queue: [{ turn: "t", attempt: 1, seconds: 0 }] };
+  const account = accountOf({ ...why, retry: RETRY, limited_until: UNTIL, limits: [window] }, 0, NOW);
+  const told = Object.fromEntries(account);
+  assert.deepEqual(told.retry, ["retry 3 of 10 in 12 s: overloaded (529): overloaded again"]);
+  const resets = `five_hour, 100 % used, resets at ${dayTime(UNTIL)}`;
+  assert.deepEqual(told.limits, [`limited until ${at}, 1 ask waits`, resets]);
+  assert.equal(windowText({ name: "week", used: null, resets_at: null }), "week");
+});
+
+test("retries and limits have a note, and a limit that ends has none", () => {
+  const note = noteOf({ kind: "provider.retrying", body: { ...RETRY, delay: 12 } });
+  assert.equal(note.text, "The provider failed (overloaded, 529). The agent tries again in 12 s, 3 of 10.");
+  assert.equal(note.detail, RETRY.cause);
+  const limited = noteOf({ kind: "limits.changed", body: { windows: [], limited_until: UNTIL } });
+  assert.equal(limited.text, `The agent's account is limited until ${dayTime(UNTIL)}.`);
+  assert.equal(noteOf({ kind: "limits.changed", body: { windows: [], limited_until: null } }), null);
+});
