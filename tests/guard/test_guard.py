@@ -347,6 +347,12 @@ def test_timeout_of_a_command_that_has_exited_does_not_count_for_its_keeper(tmp_
     ("flags", "code", "reason"),
     [
         (["--memory", "30M"], "kept = bytearray(b'x') * (60 << 20)", "--memory"),
+        # Shared memory, as between the workers of a pool.
+        (
+            ["--memory", "30M"],
+            "import mmap; kept = mmap.mmap(-1, 60 << 20); [kept.write(b'x' * 4096) for _ in range(15360)]",
+            "--memory",
+        ),
         pytest.param(
             *(["--pids", "3"], "import os; [os.fork() or time.sleep(60) for _ in range(6)]", "--pids"), marks=thorough
         ),
