@@ -13,7 +13,15 @@ from typing import Any
 
 import claude_agent_sdk
 import pytest
-from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, InMemorySessionStore, query
+from claude_agent_sdk import (
+    ClaudeAgentOptions,
+    ClaudeSDKClient,
+    InMemorySessionStore,
+    PermissionResultAllow,
+    ToolPermissionContext,
+    query,
+)
+from claude_agent_sdk import types as sdk_types
 from claude_agent_sdk._internal import client as query_module
 from claude_agent_sdk._internal.query import Query
 from claude_agent_sdk._internal.transport import subprocess_cli
@@ -132,12 +140,34 @@ def test_unknown_version_is_refused_with_both_versions(
     assert replaced() == (Original, connect_inner, close)
 
 
+def test_untested_version_is_warned_of_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    claude_sdk.transport()
+    assert caplog.messages == []
+    monkeypatch.setattr(claude_agent_sdk, "__version__", "0.2.999")
+    claude_sdk.transport()
+    claude_sdk.transport()
+    (message,) = caplog.messages
+    assert "claude-agent-sdk 0.2.999 is untested" in message
+
+
+def test_transport_refuses_callback_together_with_permission_tool() -> None:
+    async def allow(tool: str, given: dict[str, Any], context: ToolPermissionContext) -> PermissionResultAllow:
+        return PermissionResultAllow()
+
+    with pytest.raises(ValueError, match="can_use_tool callback cannot be used with permission_prompt_tool_name"):
+        claude_sdk.transport(ClaudeAgentOptions(can_use_tool=allow, permission_prompt_tool_name="other"))
+
+
 class ChangedSdk:
     """Names of the SDK that the drop-in relies on, each with a change that must be noticed."""
 
     @staticmethod
     def no_version_check(patch: pytest.MonkeyPatch) -> None:
         patch.delattr(Original, "_check_claude_version")
+
+    @staticmethod
+    def no_permission_check(patch: pytest.MonkeyPatch) -> None:
+        patch.delattr(sdk_types, "_configure_can_use_tool")
 
     @staticmethod
     def other_connect(patch: pytest.MonkeyPatch) -> None:
@@ -162,6 +192,7 @@ class ChangedSdk:
     ("change", "named"),
     [
         (ChangedSdk.no_version_check, "_check_claude_version"),
+        (ChangedSdk.no_permission_check, "_configure_can_use_tool"),
         (ChangedSdk.other_connect, "open_process"),
         (ChangedSdk.other_signature, "_connect_inner"),
         (ChangedSdk.other_attributes, "_process"),

@@ -97,7 +97,10 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/editor.md", "request="): shell(prints='"agentCapabilities"'),
     ("docs/how-to/editor.md", "banksman serve"): shell(),
     ("docs/how-to/guard.md", "pip install"): shell(prints="done"),
-    ("docs/how-to/guard.md", "printf"): shell(),
+    ("docs/how-to/guard.md", r"printf '#!/bin/sh\nexec banksman guard --no-hangup -- claude"): shell(),
+    ("docs/how-to/guard.md", r"printf '#!/bin/sh\nexec banksman guard --no-hangup -- codex"): shell(),
+    ("docs/how-to/guard.md", "from claude_agent_sdk"): python(),
+    ("docs/how-to/guard.md", "from acp"): python(),
     ("docs/how-to/guard.md", '{\n  "mcpServers"'): editor_entry,
     ("docs/how-to/guard.md", '{\n  "agent_servers": {\n    "Gemini": {\n'): editor_entry,
     ("docs/how-to/guard.md", '{\n  "agent_servers": {\n    "Gemini": {"'): editor_entry,
@@ -161,9 +164,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
 EXEMPT: dict[tuple[str, str], str] = {
     ("docs/claude-code.md", "step "): "results of real agents: `make test-agents` prints this table",
     ("docs/cluster.md", "nats stream backup"): "needs the `nats` program, which is not in the locked packages",
-    ("docs/how-to/guard.md", "from claude_agent_sdk"): "needs claude-agent-sdk, which is not in the locked packages",
     ("docs/how-to/guard.md", "const options"): "needs the TypeScript SDK",
-    ("docs/how-to/guard.md", "from acp"): "needs agent-client-protocol, which is not in the locked packages",
     ("docs/how-to/guard.md", "from agents"): "needs openai-agents, which is not in the locked packages",
     ("docs/how-to/guard.md", "make guard"): "needs another machine and a container runtime; "
     "tests/guard/test_guard_file.py runs the file",

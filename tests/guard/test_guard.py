@@ -347,6 +347,12 @@ def test_timeout_of_a_command_that_has_exited_does_not_count_for_its_keeper(tmp_
     ("flags", "code", "reason"),
     [
         (["--memory", "30M"], "kept = bytearray(b'x') * (60 << 20)", "--memory"),
+        # Shared memory, as between the workers of a pool.
+        (
+            ["--memory", "30M"],
+            "import mmap; kept = mmap.mmap(-1, 60 << 20); [kept.write(b'x' * 4096) for _ in range(15360)]",
+            "--memory",
+        ),
         pytest.param(
             *(["--pids", "3"], "import os; [os.fork() or time.sleep(60) for _ in range(6)]", "--pids"), marks=thorough
         ),
@@ -414,6 +420,55 @@ def test_report_that_cannot_be_written_fails_a_successful_run(tmp_path: Path) ->
     assert "cannot write the report" in done.stderr
     folder.mkdir()
     assert run("--report", str(path), "--", "sh", "-c", f"rmdir {folder}; exit 9").returncode == 9
+
+
+@pytest.mark.parametrize("has_reader", [True, False])
+def test_report_to_a_fifo_does_not_delay_the_command(has_reader: bool, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    argv = guard("--report", str(fifo), "--", "sh", "-c", "echo up; read line")
+    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_for_line(process)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK) if has_reader else -1
+        assert process.stdin is not None
+        process.stdin.write(b"line\n")
+        process.stdin.flush()
+        assert process.wait(SECONDS_MAX) == (0 if has_reader else 125)
+    if has_reader:
+        assert json.loads(read_to_the_end(reader))["ended"] == "exited"
+        os.close(reader)
+
+
+def test_guard_starts_nothing_for_a_caller_that_has_died(tmp_path: Path) -> None:
+    """The caller dies after the first look for it. A module that the guard imports later waits for that."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "import banksman.process.caller as caller\n"
+        "look = caller.open_caller\n"
+        "def wait():\n"
+        "    found, parent = look(), os.getppid()\n"
+        "    os.write(1, b'up\\n')\n"
+        "    while os.getppid() == parent: time.sleep(0.01)\n"
+        "    return found\n"
+        "caller.open_caller = wait\n"
+    )
+    env = environment()
+    env["PYTHONPATH"] += f":{tmp_path}"
+    words = [sys.executable, "-m", "banksman", "guard", "--", "touch", str(tmp_path / "started")]
+    code = "import os, subprocess, sys; subprocess.Popen(sys.argv[1:]); sys.stdin.read()"
+    pipe = subprocess.PIPE
+    with started([*PYTHON, "-c", code, *words], stdin=pipe, stdout=pipe, stderr=pipe, env=env) as caller:
+        wait_for_line(caller)
+        caller.kill()
+        assert caller.stderr is not None
+        assert b"the process that asked for it has exited" in read_to_the_end(caller.stderr.fileno())
+    assert not (tmp_path / "started").exists()
+
+
+def test_guard_has_no_warning_of_the_interpreter() -> None:
+    argv = [sys.executable, "-W", "error", *guard("--", "true")[1:]]
+    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_keeper_sigkill_is_reported(tmp_path: Path) -> None:

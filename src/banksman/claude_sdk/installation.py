@@ -14,15 +14,17 @@ and everything that they rely on, and refuse an SDK that they do not know.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
+import logging
 import re
+import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 import claude_agent_sdk
 from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient
+from claude_agent_sdk import types as sdk_types
 from claude_agent_sdk._internal import client as query_module
 from claude_agent_sdk._internal import query as control
 from claude_agent_sdk._internal import session_resume
@@ -31,9 +33,12 @@ from claude_agent_sdk._internal.transport import subprocess_cli
 from banksman.claude_sdk.transport import ClaudeTransport
 from banksman.errors import UsageError
 
-# The versions that the tests have run with: from this one on, within the same minor version.
-KNOWN = (0, 2, 182)
-KNOWN_SHOWN = "0.2.182 or a later 0.2"
+log = logging.getLogger("banksman")
+
+# The version that the tests run with. Later ones of the same minor version are accepted with a
+# warning if the internals that are used here look the same.
+TESTED = (0, 2, 182)
+ACCEPTED_SHOWN = "0.2.182 or a later 0.2"
 
 _Original = subprocess_cli.SubprocessCLITransport
 # What `install` replaced: the object, the attribute and its value before. Empty: not installed.
@@ -119,11 +124,12 @@ def _closing(original: Callable[..., Any]) -> Callable[..., Any]:
 def _with_permission_tool(options: ClaudeAgentOptions) -> ClaudeAgentOptions:
     """Let the CLI send its permission requests to `can_use_tool`, if there is one.
 
-    The SDK checks that the caller has not set both, before it connects the transport.
+    Raises ValueError if the caller has set both, as the SDK does.
     """
-    if options.can_use_tool is None:
-        return options
-    return dataclasses.replace(options, permission_prompt_tool_name="stdio")
+    with warnings.catch_warnings():
+        # The client calls the same function, and warns then.
+        warnings.simplefilter("ignore", claude_agent_sdk.CanUseToolShadowedWarning)
+        return sdk_types._configure_can_use_tool(options)
 
 
 async def _no_prompt() -> AsyncIterator[dict[str, Any]]:
@@ -136,15 +142,23 @@ def _check_sdk() -> None:
     """Raise `UsageError` unless the SDK is one that this module knows."""
     version = claude_agent_sdk.__version__
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-    if not KNOWN <= numbers < (KNOWN[0], KNOWN[1] + 1):
+    if not TESTED <= numbers < (TESTED[0], TESTED[1] + 1):
         raise _unknown(version, "the version was never tested")
     if unknown := _unknown_internals():
         raise _unknown(version, f"its internals differ: {', '.join(unknown)}")
+    if numbers != TESTED:
+        _warn_untested(version)
+
+
+@functools.cache
+def _warn_untested(version: str) -> None:
+    """Warn once for each version."""
+    log.warning("claude-agent-sdk %s is untested, logged only once (tested=0.2.182)", version)
 
 
 def _unknown(version: str, reason: str) -> UsageError:
     return UsageError(
-        f"cannot use claude-agent-sdk {version}, only {KNOWN_SHOWN}: {reason}",
+        f"cannot use claude-agent-sdk {version}, only {ACCEPTED_SHOWN}: {reason}",
         hint="install a known version, or run the CLI by `banksman guard` with `cli_path`",
     )
 
@@ -161,6 +175,11 @@ def _unknown_internals() -> list[str]:
         ("SubprocessCLITransport._handle_stderr", _of(cli, "_handle_stderr"), ("self",)),
         ("_check_claude_version", _of(cli, "_check_claude_version"), ("self", "data")),
         ("_parse_stdout_line", _of(subprocess_cli, "_parse_stdout_line"), ("line",)),
+        (
+            "_configure_can_use_tool",
+            _of(sdk_types, "_configure_can_use_tool"),
+            ("options",),
+        ),
         (
             "ClaudeSDKClient._connect_inner",
             _of(ClaudeSDKClient, "_connect_inner"),

@@ -296,7 +296,7 @@ class _Foreground:
             if self._caught is not None:
                 # The signal came before the command.
                 self._command.stop_nowait(Ended.STOPPED)
-            self._watches.begin(self._begin_stop)
+            self._watches.begin(self._command, self._begin_stop)
             try:
                 if options.terminal is None or self._is_quiet:
                     finished = await self._finish(self._command)

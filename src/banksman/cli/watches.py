@@ -12,10 +12,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+from banksman.commands.command import Command
 from banksman.errors import UsageError
-from banksman.process import syscalls
-from banksman.process.keeper.messages import KEEPER
-from banksman.process.keeper.proc_tree import descendants
 from banksman.process.tree_limits import LOOK_SECONDS, TreeLimits
 
 
@@ -45,14 +43,15 @@ class Watches:
         self._caller = caller
         self._stdin: select.epoll | None = None
         self._timers: list[asyncio.TimerHandle] = []
+        self._command: Command | None = None
         # The name of the limit for which the tree was ended.
         self.exceeded: str | None = None
 
-    def begin(self, end: Callable[[int], bool]) -> None:
+    def begin(self, command: Command, end: Callable[[int], bool]) -> None:
         """Start to watch.
 
-        `end`: begins to end the command, as this signal to this process would. It returns False if
-        something else has begun that before.
+        `command`: the limits are those of its tree. `end`: begins to end the command, as this
+        signal to this process would. It returns False if something else has begun that before.
         """
         loop = asyncio.get_running_loop()
         if self._caller >= 0:
@@ -60,6 +59,7 @@ class Watches:
         if self._grace_after_eof is not None:
             self._watch_stdin(end, self._grace_after_eof)
         if self._limits != (None, None):
+            self._command = command
             self._look_later(end, None)
 
     def end(self) -> None:
@@ -107,21 +107,11 @@ class Watches:
         self._timers.append(loop.call_later(LOOK_SECONDS, self._look, end, limits))
 
     def _look(self, end: Callable[[int], bool], limits: TreeLimits | None) -> None:
-        if limits is None and (keeper := find_keeper()) is not None:
+        assert self._command is not None
+        if limits is None and (keeper := self._command.keeper_pid) is not None:
             limits = TreeLimits(keeper, *self._limits)
         exceeded = None if limits is None else limits.exceeded()
         if exceeded is None:
             self._look_later(end, limits)
         elif end(signal.SIGTERM):
             self.exceeded = exceeded
-
-
-def find_keeper() -> int | None:
-    """Return the keeper of the one command of this process; None before its start."""
-    try:
-        for pid, _start in descendants(os.getpid(), near=False):
-            if syscalls.read_proc(f"{pid}/comm", 64).strip() == KEEPER:
-                return pid
-    except OSError:
-        pass  # A process has exited meanwhile. The next look may succeed.
-    return None

@@ -185,6 +185,11 @@ class RunningCommand:
         return self._process.pid
 
     @property
+    def keeper_pid(self) -> int | None:
+        """The process above the whole tree; None before the start, and on macOS."""
+        return self._process.keeper_pid
+
+    @property
     def state(self) -> State:
         if self.is_over:
             return State.ENDED

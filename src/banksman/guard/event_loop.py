@@ -18,7 +18,7 @@ import time
 from banksman.guard.outcome import Outcome
 from banksman.guard.signals import CHLD, CONT, ENDING, HUP, PASSED, STOP, TERM, TSTP
 from banksman.process import syscalls
-from banksman.process.caller import SECOND_SIGNAL_SECONDS
+from banksman.process.caller import SECOND_SIGNAL_SECONDS, is_gone
 from banksman.process.keeper import messages
 from banksman.process.keeper.keeper import MARGIN_SECONDS
 from banksman.process.keeper.lost_trees import Orphans
@@ -321,7 +321,7 @@ class Guard:
         self._outcome.ladder.append((rung, at - self._started_at))
         self._limits.next_look = None
         if self._why is None:
-            is_orphan = self._keeper.caller >= 0 and _is_readable(self._keeper.caller)
+            is_orphan = self._keeper.caller >= 0 and is_gone(self._keeper.caller)
             # The caller may have died just after a deadline. Then either reason is true.
             # Without a deadline the keeper has ended the rest after the exit of the command.
             dues = self._dues or {"exited": at}
@@ -401,12 +401,6 @@ class Guard:
                 statuses[pid] = status
         if self._orphans is not None:
             self._orphans.note(statuses)
-
-
-def _is_readable(pidfd: int) -> bool:
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(syscalls.poll(poller, 0))
 
 
 def _start_error(step: str, number: int, cwd: bytes) -> BanksmanError:

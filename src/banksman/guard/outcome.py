@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 
+# Without O_NONBLOCK the open of a FIFO waits for a reader.
+_DIRECTLY = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+
 TIMED_OUT, OWN_FAILURE, SIGNALLED = 124, 125, 128
 
 
@@ -78,19 +81,23 @@ class ReportFile:
     """Target of the report, checked before the command starts.
 
     A regular file appears whole or not at all: the report is written beside it and renamed. An open
-    fd (`/dev/fd/3`) and any other file (a FIFO) are written directly.
+    fd (`/dev/fd/3`) and any other file (a FIFO) are written directly. A FIFO is opened at the end,
+    and only if it has a reader then: the start must not wait for one.
     """
 
     def __init__(self, path: str) -> None:
         # Absolute without a look at the links: `/dev/fd/3` must stay what it is.
         self._path = os.path.join(os.getcwd(), path)
         self._fd = -1
+        self._is_replaced = True
         try:
             if (fd := _fd_of(path)) is not None:
                 # A copy. Opening the path would begin at the start of a file again.
                 self._fd = syscalls.dup(fd)
+            elif os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+                self._is_replaced = False
             elif os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
-                self._fd = syscalls.open_fd(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+                self._fd = syscalls.open_fd(path, _DIRECTLY)
             elif not os.access(os.path.dirname(self._path), os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "its folder is missing or not writable")
         except OSError as exc:
@@ -109,6 +116,9 @@ class ReportFile:
         data = json.dumps(outcome.as_json()).encode() + b"\n"
         if self._fd >= 0:
             _write_all(self._fd, data)
+            return
+        if not self._is_replaced:
+            _write_all(syscalls.open_fd(self._path, _DIRECTLY), data)
             return
         beside = f"{self._path}.{os.getpid()}.tmp"
         fd = syscalls.open_fd(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

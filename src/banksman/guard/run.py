@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 SAY_BYTES_MAX = 4096
 
 
-def run(settings: Settings, kept: list[int]) -> Outcome:
+def run(settings: Settings, caller: int, kept: list[int]) -> Outcome:
     """Run the command until its tree is gone. Raises if it cannot be started.
 
-    `kept`: more fds that this process needs.
+    `caller`: see `open_caller`. `kept`: more fds that this process needs.
     """
     found = CallersSignals()
     strangers = children()
     foreground = _foreground_group()
     shares = foreground is not None
-    keeper = start_keeper(settings, found, shares=shares)
+    keeper = start_keeper(settings, found, caller, shares=shares)
     # The command must be the last writer of its stdout, and of every other fd that it inherits.
     null = syscalls.open_fd("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 1)
@@ -44,6 +44,7 @@ def run(settings: Settings, kept: list[int]) -> Outcome:
     try:
         return Guard(settings, keeper, found.fd, shares=shares, strangers=strangers).stay()
     finally:
+        keeper.ours.close()
         if foreground == os.getpgrp():
             _take_terminal_back()
 

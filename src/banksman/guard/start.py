@@ -17,7 +17,7 @@ import resource
 
 from banksman.errors import UsageError
 from banksman.process import syscalls
-from banksman.process.caller import open_caller
+from banksman.process.caller import check_caller
 from banksman.process.keeper import messages
 from banksman.process.keeper.spare import supervise
 from banksman.process.keeper.spawn import set_soft_nofile, stay_deaf, wake_on_child, wake_parent
@@ -47,10 +47,13 @@ class KeeperProcess:
         self.caller = caller
 
 
-def start_keeper(settings: Settings, found: CallersSignals, *, shares: bool) -> KeeperProcess:
+def start_keeper(
+    settings: Settings, found: CallersSignals, caller: int, *, shares: bool
+) -> KeeperProcess:
     """Fork the keeper, which starts the command. Its first message says whether that succeeded.
 
-    `shares`: the command shares the terminal, the session and the group of this process.
+    `caller`: see `open_caller`. `shares`: the command shares the terminal, the session and the
+    group of this process.
     """
     # The keeper inherits this fd: see `syscalls.proc_fd`.
     syscalls.open_proc()
@@ -61,7 +64,6 @@ def start_keeper(settings: Settings, found: CallersSignals, *, shares: bool) -> 
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     # Opened by number, which is safe: it is this process.
     host = syscalls.pidfd_open(os.getpid())
-    caller = open_caller()
     umask = os.umask(0o077)
     os.umask(umask)
     order = settings.order(
@@ -78,6 +80,8 @@ def start_keeper(settings: Settings, found: CallersSignals, *, shares: bool) -> 
         hint = "pass a folder that you may enter as --cwd"
         raise UsageError(f"cannot start in {folder}: {exc.strerror}", hint=hint) from exc
     ours, theirs = syscalls.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    # Nothing starts for a caller that has died since. From here on the keeper watches it.
+    check_caller(caller)
     pid = syscalls.fork()
     if pid == 0:
         # Every failure ends in the exit of this process, which the guard sees. 1 is not DUTY_DONE.

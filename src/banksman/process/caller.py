@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import select
 
 from banksman.errors import MachineError
 from banksman.process import syscalls
@@ -13,6 +14,7 @@ from banksman.process import syscalls
 # A signal that follows another one sooner means the same request, not an impatient user. `timeout`
 # sends TERM to its child, and again to the group of that child.
 SECOND_SIGNAL_SECONDS = 0.5
+_GONE = "cannot start the command: the process that asked for it has exited"
 
 
 def open_caller() -> int:
@@ -30,5 +32,17 @@ def open_caller() -> int:
     # First open, then check: see `zygote.main`. The parent was the caller until now.
     if os.getppid() != parent:
         syscalls.close(caller)
-        raise MachineError("cannot start the command: the process that asked for it has exited")
+        raise MachineError(_GONE)
     return caller
+
+
+def check_caller(caller: int) -> None:
+    """Raise if the caller has died since `open_caller`."""
+    if caller >= 0 and is_gone(caller):
+        raise MachineError(_GONE)
+
+
+def is_gone(pidfd: int) -> bool:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(syscalls.poll(poller, 0))

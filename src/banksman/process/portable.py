@@ -75,6 +75,8 @@ class PortableProcess:
     ) -> None:
         del linger, deadline, lease  # Only a keeper could act on these.
         self.pid: int | None = None
+        # There is no keeper.
+        self.keeper_pid: int | None = None
         self.grace = grace
         self._loop = asyncio.get_running_loop()
         self._on_fact = on_fact

@@ -76,11 +76,12 @@ class Process:
         the tree must end, unless the host renews them. `outputs`: targets of stdout and stderr.
         """
         self.pid: int | None = None
+        # The parent process of the child, known with its pid.
+        self.keeper_pid: int | None = None
         self.grace = grace
         self.stdin: PipeWriter | None = None
         self._loop = asyncio.get_running_loop()
         self._on_fact = on_fact
-        self._keeper: int | None = None
         self._has_exited = False
         self._is_over = False
         self._control: _socket.socket | None = None
@@ -182,7 +183,7 @@ class Process:
     def _on_message(self, message: tuple[Any, ...]) -> None:
         match message:
             case (messages.STARTED, pid, keeper, at):
-                self.pid, self._keeper = pid, keeper
+                self.pid, self.keeper_pid = pid, keeper
                 self._cancel_start_timer()
                 self._on_fact(Started(pid, at))
             case (messages.FAILED, "stopped", _):
@@ -283,11 +284,11 @@ class Process:
 
     def kill_keeper(self) -> None:
         """Have the zygote kill a keeper that does not answer, and end its tree."""
-        if self._zygote is not None and self._keeper is not None:
+        if self._zygote is not None and self.keeper_pid is not None:
             # A stopped zygote would not read the request.
             self._zygote.wake()
             with contextlib.suppress(OSError):
-                self._zygote.request(messages.encode(messages.KILL_KEEPER, self._keeper))
+                self._zygote.request(messages.encode(messages.KILL_KEEPER, self.keeper_pid))
 
     def signal(self, number: int, *, to_group: bool) -> None:
         """Order a signal to the child, or to its group."""

@@ -7,21 +7,22 @@ all processes of a user. A tree over its limit is ended, up to a second later.
 
 from __future__ import annotations
 
-import os
 import time
 
 from banksman.process import syscalls
 from banksman.process.keeper.proc_tree import descendants
 
 LOOK_SECONDS = 1.0
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Private memory, and memory that is shared between processes but not with a file.
+_COUNTED = (b"RssAnon:", b"RssShmem:")
 
 
 class TreeLimits:
     """Limits of the descendants of one process.
 
     `memory_bytes_max`: None is no limit. Counts the resident memory that is not shared with a file,
-    as the sum over all processes. `processes_max`: None is no limit.
+    as the sum over all processes. Memory that processes share counts in each of them.
+    `processes_max`: None is no limit.
     """
 
     def __init__(self, root: int, memory_bytes_max: int | None, processes_max: int | None) -> None:
@@ -52,8 +53,9 @@ class TreeLimits:
 
 def _memory_bytes(pid: int) -> int:
     try:
-        # Pages: in total, resident, shared with files.
-        _, resident, shared = map(int, syscalls.read_proc(f"{pid}/statm", 256).split()[:3])
-    except (OSError, ValueError):
+        lines = syscalls.read_proc(f"{pid}/status", 4096).splitlines()
+        # A line is `RssAnon:      1234 kB`. A process that has exited and waits has none.
+        sizes = [int(line.split()[1]) for line in lines if line.startswith(_COUNTED)]
+    except (OSError, ValueError, IndexError):
         return 0  # The process has exited.
-    return max(0, resident - shared) * _PAGE_BYTES
+    return sum(sizes) * 1024

@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 from tests.process.count import marked
+from tests.process.hosts import look
 from tests.thorough import thorough
 
 from banksman.cli.watches import Watches
+from banksman.commands.options import Options
 from banksman.errors import UsageError
+from banksman.process.launch import prepare
+from banksman.runtime.base_host import Host
 
 BANKSMAN = [sys.executable, "-m", "banksman"]
 # Prints "up" and stays for a minute. "deaf" ignores TERM. Its child is in a new session.
@@ -368,6 +372,19 @@ def test_exec_gives_the_grace_when_the_caller_and_its_terminal_go_away(tmp_path:
 def test_exec_ends_after_stdin_hung_up_if_asked() -> None:
     done = run("--grace-after-eof", "0.1", "--", "sleep", "60", input="unread")
     assert done.returncode == 128 + signal.SIGHUP
+
+
+async def test_command_knows_its_keeper() -> None:
+    """Its limits are those of all processes below the keeper."""
+    async with Host() as host:
+        command = host.launch(prepare(["sleep", "60"]), Options())
+        assert command.keeper_pid is None
+        await command.wait_started()
+        assert command.pid is not None
+        seen = look(command.pid)
+        assert seen is not None
+        assert command.keeper_pid == seen.parent
+        await command.stop()
 
 
 def test_watch_of_stdin_without_grace_needs_linux_too(monkeypatch: pytest.MonkeyPatch) -> None:

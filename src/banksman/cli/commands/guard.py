@@ -15,6 +15,7 @@ from banksman.cli import OWN_FAILURE
 from banksman.cli.arguments import Parser
 from banksman.cli.limit_flags import add_limits, environment, seconds
 from banksman.errors import BanksmanError, ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.process.caller import open_caller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,11 +40,17 @@ of the same signal.
 
 
 def main(words: list[str]) -> int:
+    if sys.platform != "linux":
+        parser().parse_args(words)  # For --help.
+        return _fail(UsageError("cannot guard a command: guard needs Linux", hint="use exec"))
+    try:
+        # As early as possible: the caller may die at any time.
+        caller = open_caller()
+    except BanksmanError as exc:
+        return _fail(exc)
     # A collection finds nothing to free here, and the keeper is a fork of this process.
     gc.disable()
     arguments = parser().parse_args(words)
-    if sys.platform != "linux":
-        return _fail(UsageError("cannot guard a command: guard needs Linux", hint="use exec"))
     from banksman.guard.outcome import ReportFile  # noqa: PLC0415
     from banksman.guard.run import run, say  # noqa: PLC0415
     from banksman.guard.signals import die_of  # noqa: PLC0415
@@ -51,7 +58,7 @@ def main(words: list[str]) -> int:
     try:
         settings = _settings(arguments)
         report = None if arguments.report is None else ReportFile(arguments.report)
-        outcome = run(settings, [] if report is None else report.fds)
+        outcome = run(settings, caller, [] if report is None else report.fds)
     except BanksmanError as exc:
         return _fail(exc)
     except OSError as exc:
