@@ -63,8 +63,8 @@ def main(words: list[str]) -> int:
         caller = _open_caller()
         # Start the helper process before the slower imports, so that both run in parallel.
         warm_up()
-        launch, options = _order(arguments)
         with _without_ssl():
+            launch, options = _order(arguments)
             from banksman.cli.foreground import run_foreground  # noqa: PLC0415
             from banksman.cli.watches import Watches  # noqa: PLC0415
 
