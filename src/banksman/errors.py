@@ -18,8 +18,12 @@ from __future__ import annotations
 import enum
 import errno
 import os
-from collections.abc import Mapping
-from typing import Any
+
+# `typing` costs milliseconds, and `guard` starts with this module.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 
 class BanksmanError(Exception):
