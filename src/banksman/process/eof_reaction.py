@@ -14,7 +14,8 @@ Without the proof (a thread ran, /proc is unreadable) the answer is that it may 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+
+from banksman.process.keeper.proc_tree import descendants, read_stat
 
 _ASLEEP = ("S", "T", "t")
 
@@ -45,9 +46,11 @@ class EofReaction:
         # inherited the pipe from the child descends from it. An orphan may change its parent during
         # the walk and be missed. Then the child only loses the rest of the wait.
         try:
-            tree = set(_descendants(_parent(self._pid)))
-            is_known = self._pid in tree  # Not on a kernel without lists of children.
-            return not is_known or any(_stdin(pid) == self._pipe for pid in tree - {self._pid})
+            found = read_stat(self._pid)
+            if found is None:
+                return True
+            tree = {pid for pid, _start in descendants(found[0], near=False)}
+            return any(_stdin(pid) == self._pipe for pid in tree - {self._pid})
         except (OSError, LookupError, ValueError):
             return True  # A process may hide its stdin: it is not dumpable, or of another user.
 
@@ -68,31 +71,6 @@ def _threads(pid: int) -> dict[str, tuple[str, int]]:
             )
     except (OSError, KeyError, ValueError):
         return {}
-    return found
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        # The name in parentheses may contain any byte. The state and the parent follow it.
-        return int(file.read().rpartition(b")")[2].split()[1])
-
-
-def _descendants(root: int) -> Iterator[int]:
-    waiting = [root]
-    while waiting:
-        for child in _children(waiting.pop()):
-            waiting.append(child)
-            yield child
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
-    except (FileNotFoundError, ProcessLookupError):
-        pass  # The process or a thread has exited.
     return found
 
 
