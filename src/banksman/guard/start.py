@@ -106,7 +106,7 @@ def _be_keeper(
     if order["group"] is None:
         syscalls.setsid()
     else:
-        os.setpgid(0, 0)
+        syscalls.setpgid(0, 0)
     # Not inherited by a fork. Before the command starts, so that no orphan escapes.
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     set_soft_nofile(None)

@@ -21,7 +21,7 @@ def signal_shared_group(leader: int, number: int) -> None:
     try:
         # By number, which is safe for an unreaped child. It comes first because it needs no /proc.
         syscalls.kill(leader, number)
-        group = os.getpgid(leader)
+        group = syscalls.getpgid(leader)
         members = descendants(os.getpid(), near=False)
     except OSError:
         return  # No memory or fds for a scan. The sweep reaches the others later.
@@ -39,7 +39,7 @@ def _signal_member(member: tuple[int, int], group: int, number: int) -> None:
         return
     try:
         # After the pidfd was opened. If the process has exited meanwhile, the signal fails.
-        if os.getpgid(member[0]) == group:
+        if syscalls.getpgid(member[0]) == group:
             syscalls.pidfd_send_signal(fd, number)
     finally:
         syscalls.close(fd)

@@ -175,7 +175,7 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
         if order["group"] is None:
             syscalls.setsid()
         else:
-            os.setpgid(0, order["group"])
+            syscalls.setpgid(0, order["group"])
         for fd, target in zip(fds, targets, strict=True):
             os.dup2(fd, target, inheritable=True)
         if order["terminal"] is not None:
