@@ -151,6 +151,14 @@ def test_guard_sets_environment_and_folder(tmp_path: Path) -> None:
     assert done.stdout == f"1=2 {tmp_path}\n"
 
 
+@pytest.mark.parametrize("given", [{}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "C.UTF-8"}])
+def test_guard_hides_the_locale_that_the_interpreter_sets_for_itself(given: dict[str, str]) -> None:
+    kept = {"PATH": os.environ["PATH"], "PYTHONPATH": environment()["PYTHONPATH"], **given}
+    result = subprocess.run(guard("--", "env", "-0"), env=kept, capture_output=True, timeout=SECONDS_MAX, check=True)
+    found = dict(pair.split("=", 1) for pair in result.stdout.decode().split("\0") if pair)
+    assert found == kept
+
+
 def test_guard_hides_the_watchdog_pid_that_names_itself(tmp_path: Path) -> None:
     # The shell becomes the guard, so `$$` is the guard's pid.
     script = 'WATCHDOG_PID=$$ exec "$@"'

@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING
 
 from banksman.cli import OWN_FAILURE
 from banksman.cli.arguments import Parser
-from banksman.cli.limit_flags import add_limits, environment, seconds
-from banksman.errors import (
-    BanksmanError,
-    MachineError,
-    ProgramNotExecutable,
-    ProgramNotFound,
-    UsageError,
+from banksman.cli.command_flags import (
+    SIGNALLED,
+    add_limits,
+    add_stop_times,
+    add_surroundings,
+    command_of,
+    environment,
+    error_code,
+    seconds,
 )
+from banksman.errors import BanksmanError, MachineError, UsageError
 from banksman.process.caller import open_caller
 from banksman.process.zygote_client import warm_up
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from banksman.commands.result import Finished
     from banksman.process.launch import Launch
 
-TIMED_OUT, NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 124, 126, 127, 128
+TIMED_OUT = 124
 
 _NOTES = """\
 exit codes: the code of the command; 124 after either timeout, 125 if Banksman itself failed, 126 if
@@ -147,20 +150,7 @@ def parser() -> Parser:
         metavar="S",
         help="end the command after S seconds without output",
     )
-    add(
-        "--grace",
-        type=float,
-        metavar="S",
-        default=5.0,
-        help="seconds between TERM and KILL (default: 5)",
-    )
-    add(
-        "--linger",
-        type=float,
-        metavar="S",
-        default=0.3,
-        help="seconds for leftover processes to finish (default: 0.3)",
-    )
+    add_stop_times(flags)
     add(
         "--drain",
         type=float,
@@ -175,14 +165,7 @@ def parser() -> Parser:
         help="end the command S seconds after stdin hangs up (default: never)",
     )
     add_limits(flags)
-    add("--cwd", metavar="D", help="working folder of the command")
-    add(
-        "--env",
-        metavar="K=V",
-        action="append",
-        default=[],
-        help="set an environment variable of the command; may be repeated",
-    )
+    add_surroundings(flags)
     add(
         "--pass-fds",
         metavar="N,N",
@@ -222,14 +205,7 @@ def _order(arguments: argparse.Namespace) -> tuple[Launch, Options]:
     from banksman.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX  # noqa: PLC0415
     from banksman.process.launch import prepare  # noqa: PLC0415
 
-    command: list[str] = (
-        arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    )
-    if not command:
-        raise UsageError(
-            "cannot run a command: none was given",
-            hint="run `banksman exec [options] -- COMMAND …`",
-        )
+    command = command_of(arguments, "exec")
     is_captured: bool = arguments.json
     kept: int = (
         OUTPUT_BYTES_MAX if arguments.output_bytes_max is None else arguments.output_bytes_max
@@ -412,10 +388,4 @@ def _report_error(error: BanksmanError, *, is_json: bool) -> int:
     print(f"banksman: {error}", file=sys.stderr)
     if is_json:
         print(_json({"error": type(error).__name__, "message": error.args[0], "hint": error.hint}))
-    match error:
-        case ProgramNotFound():
-            return NOT_FOUND
-        case ProgramNotExecutable():
-            return NOT_EXECUTABLE
-        case _:
-            return OWN_FAILURE
+    return error_code(error)

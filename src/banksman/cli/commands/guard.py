@@ -7,22 +7,30 @@ without an event loop. `banksman-guard.pyz` starts here too: see `tools/guard_fi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import sys
 
 from banksman.cli import OWN_FAILURE
 from banksman.cli.arguments import Parser
-from banksman.cli.limit_flags import add_limits, environment, seconds
-from banksman.errors import BanksmanError, ProgramNotExecutable, ProgramNotFound, UsageError
+from banksman.cli.command_flags import (
+    SIGNALLED,
+    add_limits,
+    add_stop_times,
+    add_surroundings,
+    command_of,
+    environment,
+    error_code,
+    seconds,
+)
+from banksman.errors import BanksmanError, UsageError
 from banksman.process.caller import open_caller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from banksman.guard.outcome import Outcome
     from banksman.guard.settings import Settings
-
-NOT_EXECUTABLE, NOT_FOUND, SIGNALLED = 126, 127, 128
 
 _NOTES = """\
 The command gets stdin, stdout, stderr and every other open file descriptor of the caller. Its whole
@@ -91,20 +99,7 @@ def parser() -> Parser:
     )
     add = flags.add_argument
     add("--timeout", type=seconds, metavar="S", help="end the command after S seconds")
-    add(
-        "--grace",
-        type=seconds,
-        metavar="S",
-        default=5.0,
-        help="seconds between TERM and KILL (default: 5)",
-    )
-    add(
-        "--linger",
-        type=seconds,
-        metavar="S",
-        default=0.3,
-        help="seconds for leftover processes to finish (default: 0.3)",
-    )
+    add_stop_times(flags)
     add(
         "--grace-after-eof",
         type=seconds,
@@ -114,14 +109,7 @@ def parser() -> Parser:
     )
     add("--no-hangup", action="store_true", help="do not end the command when stdin hangs up")
     add_limits(flags)
-    add("--cwd", metavar="D", help="working folder of the command")
-    add(
-        "--env",
-        metavar="K=V",
-        action="append",
-        default=[],
-        help="set an environment variable of the command; may be repeated",
-    )
+    add_surroundings(flags)
     add("--report", metavar="FILE", help="write how it ended to FILE, as JSON")
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
     return flags
@@ -135,19 +123,10 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         working_folder,
     )
 
-    command: list[str] = (
-        arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    )
-    if not command:
-        hint = "run `banksman guard [options] -- COMMAND …`"
-        raise UsageError("cannot run a command: none was given", hint=hint)
-    env = dict(os.environb)
-    # systemd names the process that has to send the heartbeat. Without the variable, any process of
-    # the service may send it, and the command has another pid than this process.
-    if env.get(b"WATCHDOG_PID") == str(os.getpid()).encode():
-        del env[b"WATCHDOG_PID"]
+    env = _callers_environment()
     env |= {os.fsencode(k): os.fsencode(v) for k, v in environment(arguments.env).items()}
-    argv, folder = argv_words(command), working_folder(arguments.cwd)
+    argv = argv_words(command_of(arguments, "guard"))
+    folder = working_folder(arguments.cwd)
     return Settings(
         path=resolve_program(argv[0], folder, env),
         argv=argv,
@@ -160,6 +139,22 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         memory_bytes_max=arguments.memory,
         processes_max=arguments.pids,
     )
+
+
+def _callers_environment() -> dict[bytes, bytes]:
+    """Return the environment of the caller, without what only concerns this process."""
+    env = dict(os.environb)
+    # systemd names the process that has to send the heartbeat. Without the variable, any process of
+    # the service may send it, and the command has another pid than this process.
+    if env.get(b"WATCHDOG_PID") == str(os.getpid()).encode():
+        del env[b"WATCHDOG_PID"]
+    # In the C locale, the interpreter sets this variable for itself (PEP 538).
+    if b"LC_CTYPE" in env:
+        with contextlib.suppress(OSError), open("/proc/self/environ", "rb") as file:
+            given = [pair.partition(b"=") for pair in file.read().split(b"\0")]
+            del env[b"LC_CTYPE"]
+            env |= {name: value for name, _, value in given if name == b"LC_CTYPE"}
+    return env
 
 
 # Why the guard ended the command, in words.
@@ -188,10 +183,4 @@ def _fail(error: BanksmanError) -> int:
     from banksman.guard.run import say  # noqa: PLC0415
 
     say(str(error))
-    match error:
-        case ProgramNotFound():
-            return NOT_FOUND
-        case ProgramNotExecutable():
-            return NOT_EXECUTABLE
-        case _:
-            return OWN_FAILURE
+    return error_code(error)
