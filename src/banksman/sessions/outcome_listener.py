@@ -86,10 +86,8 @@ def tell(listener: OutcomeListener, effect: CallerEffect) -> None:
             listener.pass_on(turn)
         case GiveReceipt():
             listener.give_receipt(effect)
-        case GrantHold(hold=hold):
-            listener.grant_hold(hold)
-        case EndHold(hold=hold, error=error):
-            listener.end_hold(hold, error)
+        case GrantHold() | EndHold():
+            _tell_holder(listener, effect)
         case AskHuman():
             listener.ask_human(effect)
         case CloseQuestion(question=question):
@@ -110,3 +108,10 @@ def tell(listener: OutcomeListener, effect: CallerEffect) -> None:
             listener.call_on_limit(effect)
         case _:
             assert_never(effect)
+
+
+def _tell_holder(listener: OutcomeListener, effect: GrantHold | EndHold) -> None:
+    if isinstance(effect, GrantHold):
+        listener.grant_hold(effect.hold)
+    else:
+        listener.end_hold(effect.hold, effect.error)

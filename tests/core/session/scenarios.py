@@ -175,7 +175,7 @@ SCENARIOS = {
         scenario("a wait, and another session", LOW, URGENT, account=3, lazy="start", config=_WAIT),
         scenario("a wait, and a host that dies", USUAL, lazy="log", limited=2, crash=1, config=_WAIT),
         scenario("a wait, and a log that fails", USUAL, lazy="log", limited=1, account=1, fail=1, config=_WAIT),
-        scenario("a wait, and an end", USUAL, limited=2, interrupt=1, close=1, leave=1, config=_WAIT),
+        scenario("a wait, and an end", USUAL, limited=1, interrupt=1, close=1, leave=1, config=_WAIT),
         scenario("a wait, and who comes next", USUAL, lazy="log", limited=1, leave=1, claim=1, config=_WAIT),
         scenario("a wait, and a deadline", BOUND, URGENT, limited=1, account=1, config=_WAIT),
         scenario("a wait, steered", USUAL, STEER, limited=1, manners=SLOW, config=_WAIT),
