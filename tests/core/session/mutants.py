@@ -1497,7 +1497,12 @@ def _as_if_free(right: Callable[..., Any]) -> Callable[..., Any]:
 
 _mutant("an ask preempts and cannot be sent", grants, "_make_room", "a wait, and another session")(_as_if_free)
 _mutant("a granted turn ignores the limit", grants, "_write_prompt", "a wait, and a host that dies")(_as_if_free)
-_mutant("a turn is granted while the queue waits", grants, "_grant", "a wait for a limit")(_as_if_free)
+_mutant(
+    "a process is started while the queue waits",
+    grants,
+    "_grant",
+    test_limit_wait.test_nothing_is_sent_and_no_process_started_during_a_wait,
+)(_as_if_free)
 _mutant(
     "a process waits for its place although the queue waits",
     grants,

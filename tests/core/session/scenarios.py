@@ -177,14 +177,14 @@ SCENARIOS = {
         scenario("a wait, and a log that fails", USUAL, lazy="log", limited=1, account=1, fail=1, config=_WAIT),
         scenario("a wait, and an end", USUAL, limited=1, interrupt=1, close=1, leave=1, config=_WAIT),
         scenario("a wait, and who comes next", USUAL, lazy="log", limited=1, leave=1, claim=1, config=_WAIT),
-        scenario("a wait, and a deadline", BOUND, URGENT, limited=1, account=1, config=_WAIT),
+        scenario("a wait, and a deadline", BOUND, limited=1, account=1, config=_WAIT),
         scenario("a wait, steered", USUAL, STEER, limited=1, manners=SLOW, config=_WAIT),
         scenario("a wait, steered and merged", PATIENT, STEER, limited=1, manners=MERGING, config=_WAIT),
         scenario("a wait, collected", FIRST, SECOND, limited=1, withdraw=1, config=_WAIT),
         scenario("a wait, held", HELD, USUAL, holds=(("hold", NORMAL),), limited=1, config=_WAIT),
-        scenario("a wait, told late", USUAL, limited=2, account=1, late=1, config=_WAIT),
-        scenario("a wait of an idle process", USUAL, LOW, limited=1, evict=1, config={**_WAIT, **_IDLE}),
-        scenario("a wait, decided", LOW, URGENT, limited=2, account=1, config=_CALL),
+        scenario("a wait, told late", USUAL, limited=1, account=2, late=1, config=_WAIT),
+        scenario("a wait of an idle process", USUAL, limited=1, evict=1, config={**_WAIT, **_IDLE}),
+        scenario("a wait, decided", USUAL, limited=2, account=1, config=_CALL),
         scenario("a full queue", LOW, ALSO_LOW, USUAL, config={"queue_max": 1, "when_full": "drop"}),
     )
 }

@@ -217,7 +217,7 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
         return replace(state, own=own, own_count=state.own_count + 1)
     if state.turn is not None and state.turn.id == id:
         # The ask was steered into a turn that is over, and the agent reached its prompt unprompted.
-        return replace(state, turn=replace(state.turn, attempt=body["attempt"]))
+        return replace(state, turn=replace(state.turn, attempt=body["attempt"], limit_waits=0))
     waiting = ask_queue.find(state.queue, id)
     assert waiting is not None, f"turn {id} was never queued"
     queue = ask_queue.remove(state.queue, waiting.id)
