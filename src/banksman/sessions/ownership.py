@@ -215,13 +215,18 @@ class Startup:
     """
 
     def __init__(
-        self, spec: SessionSpec, lease: LeasePage | None = None, permit: Permit | None = None
+        self,
+        spec: SessionSpec,
+        lease: LeasePage | None,
+        permit: Permit | None,
+        account: AccountMember,
     ) -> None:
         """Create the startup for a claimed session.
 
         `lease`: the lease page of the session's claim; later claims have other pages. `permit`: the
-        host's check of a spec.
+        host's check of a spec. `account`: the account of the next process.
         """
+        self.account = account
         self._permit = permit
         self.next = spec
         # The record of the last `session.opened` event.

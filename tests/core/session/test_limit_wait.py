@@ -39,6 +39,7 @@ from banksman.core.session.facts import (
 from banksman.core.session.limit_wait import REQUEUES_MAX
 from banksman.core.session.outcome import Kind
 from banksman.core.session.state import Mode, ProcessPhase
+from banksman.core.session.turn import Turn
 from banksman.errors import AgentError, ErrorKind
 
 WAIT = replace(TELLING, on_limit="wait")
@@ -353,6 +354,7 @@ def test_wait_survives_the_host() -> None:
     assert waits(again) == [(900.0, "900.0")]
     assert again.starts == []
     (turn,) = again.state.queue
+    assert isinstance(turn, Turn)
     assert (turn.id, turn.attempt, turn.limit_waits) == ("a", 2, 1)
     passes(again)
     assert len(again.starts) == 1
