@@ -33,10 +33,9 @@ class AccountMember:
     def begin(self, on_limited: OnLimited) -> None:
         """Receive the limits that other sessions report, beginning with the known one."""
         self._on_limited = on_limited
-        until = self._account.until
         self._account.members.add(self)
-        if until is not None and until > time.time():
-            on_limited(until)
+        if self._account.is_limited:
+            on_limited(self._account.until)
 
     def report(self, until: float | None) -> None:
         """Tell the other sessions until when the account is limited."""
@@ -50,15 +49,15 @@ class AccountMember:
         if self._on_limited is not None:
             self._on_limited(until)
 
-    def move(self, account: _Account) -> None:
-        """Change the account, because the session was opened again with another one."""
-        if account is self._account:
-            return
+    def renew(self, account: _Account) -> None:
+        """Take the account with which the session was opened again, and its known limit."""
+        is_other = account is not self._account
         self._account.members.discard(self)
         self._account = account
         account.members.add(self)
-        # The limit of the other account does not apply here.
-        self.tell(account.until)
+        if is_other or account.is_limited:
+            # The limit of the other account does not apply here.
+            self.tell(account.until if account.is_limited else None)
 
     def leave(self) -> None:
         """Receive nothing more, because the session is over."""
@@ -74,6 +73,10 @@ class _Account:
         self._jitter: tuple[float, float] | None = None
         self.until: float | None = None
         self.members: set[AccountMember] = set()
+
+    @property
+    def is_limited(self) -> bool:
+        return self.until is not None and self.until > time.time()
 
     def report(self, source: AccountMember, until: float | None) -> None:
         if until == self.until:
@@ -104,13 +107,12 @@ class AccountLimits:
         """Return the place of a session that is being opened."""
         return AccountMember(self._find(account))
 
-    def move(self, member: AccountMember, account: str) -> None:
-        """Change the account of a session that was opened again."""
-        member.move(self._find(account))
+    def renew(self, member: AccountMember, account: str) -> None:
+        """Take the account of a session that was opened again."""
+        member.renew(self._find(account))
 
     def _find(self, name: str) -> _Account:
-        now = time.time()
         for other, account in list(self._accounts.items()):
-            if other != name and not account.members and (account.until or 0.0) <= now:
+            if other != name and not account.members and not account.is_limited:
                 del self._accounts[other]
         return self._accounts.setdefault(name, _Account(self._chance))

@@ -319,7 +319,6 @@ class SessionRegistry:
             session.check_log()
         drops = spec.settings_unlike(before)
         replaces = startup.replace(spec)
-        self._accounts.move(startup.account, spec.account)
         # Set before the wait. A cancelled caller only stops waiting, and the log gets the record in
         # any case.
         logged, startup.record = startup.record, record
@@ -330,6 +329,7 @@ class SessionRegistry:
         except BanksmanError:
             startup.record = logged
             raise
+        self._accounts.renew(startup.account, spec.account)
         return session
 
     async def fork(

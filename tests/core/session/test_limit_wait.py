@@ -396,13 +396,11 @@ def test_report_about_other_windows_does_not_lift_a_limit_of_the_account() -> No
     assert of(ReportLimit, talk.effects) == []
 
 
-def test_limit_is_shown_but_not_waited_for_by_default() -> None:
+def test_limit_of_another_session_is_ignored_by_default() -> None:
     talk = Talk(TELLING)
-    talk.tell(AccountLimited(talk.at, 900.0))
+    assert talk.tell(AccountLimited(talk.at, 900.0)) == []
     talk.serve(A)
     assert talk.kinds == {"a": Kind.DONE}
-    # Its answer shows that the account is not limited.
-    assert of(ReportLimit, talk.effects) == [ReportLimit(None)]
 
 
 # -- the caller decides ----------------------------------------------------------------------------------------------

@@ -107,8 +107,11 @@ def error_of(wait: LimitWait) -> AgentError:
 
 # -- limits that the agent or another session reports --------------------------------------------
 def on_account(work: Transition, until: float | None) -> None:
-    """Record the limit that another session of the account has met, or that it has ended."""
-    if until != work.state.limited_until:
+    """Record the limit that another session of the account has met, or that it has ended.
+
+    A session that does not wait learns of a limit only from its own agent.
+    """
+    if work.state.config.on_limit != "fail" and until != work.state.limited_until:
         work.set(limited_until=until)
         provider_limits.log_limits(work, by="account")
 
