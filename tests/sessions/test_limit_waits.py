@@ -124,7 +124,8 @@ async def test_wait_survives_restart_of_host(tmp_path: Path) -> None:
         await waiting(session)
         await session.leave()
     async with Host(store=store) as host:
-        command = fake_agent.command({"prompt 1": ["say fine"]}, evidence=tmp_path / "second", memory=memory)
+        # The agent remembers the first prompt.
+        command = fake_agent.command(limited(until), evidence=tmp_path / "second", memory=memory)
         session = await host.open("claude", command=command, **how)
         outcome = await (await session.turn(turn.id)).outcome()
         assert (outcome.kind, outcome.text) == (Kind.DONE, "fine")
