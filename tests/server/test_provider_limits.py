@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from tests.server.kit import SECONDS_MAX, TOKEN, Served, shared
 
+from banksman.testing import fake_agent
+
 pytestmark = pytest.mark.thorough
 
 LIMITED = {"is_error": True, "terminal_reason": "api_error", "api_error": "usage_limit_reached", "result": "limited"}
@@ -113,7 +115,9 @@ def test_session_that_waits_for_a_limit_is_shown_everywhere(served: Served) -> N
     session = served.open(name="waits", on_limit="wait")
     turn = served.ask(session, limit(until))
     deadline = time.monotonic() + SECONDS_MAX
-    while not (found := served.get(f"/v1/sessions/{session}"))["queue"]:
+    found = served.get(f"/v1/sessions/{session}")
+    while found["holder"] or not found["waits_for_limit"]:
+        found = served.get(f"/v1/sessions/{session}")
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert (found["limited_until"], found["waits_for_limit"], found["state"]) == (until, True, "queued")
@@ -130,6 +134,6 @@ def test_on_limit_is_checked(served: Served) -> None:
 
 
 def test_flag_on_limit_opens_a_session_that_waits(served: Served) -> None:
-    session = cli(served, "open", "claude", "--on-limit", "wait").strip()
+    session = cli(served, "open", "claude", "--on-limit", "wait", "--", *fake_agent.command({})).strip()
     opened = served.get(f"/v1/sessions/{session}/events")["events"][0]
     assert opened["body"]["options"]["on_limit"] == "wait"
