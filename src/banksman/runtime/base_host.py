@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from banksman.core.wire.redaction import Redactor
     from banksman.sessions.cluster_hooks import ClusterHooks
+    from banksman.sessions.limit_callback import OnLimit
     from banksman.sessions.questions import OnQuestion
     from banksman.sessions.registry import SessionRegistry
     from banksman.sessions.session import Session
@@ -166,6 +167,7 @@ class Host(LoopBound, CommandStarter):
         rules: Mapping[str, str] | None = None,
         labels: Sequence[str] = (),
         id: str | None = None,
+        on_limit: str | OnLimit | None = None,
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
@@ -195,6 +197,10 @@ class Host(LoopBound, CommandStarter):
 
         `id`: the id of a new session, for a caller that must find the session again even if this
         call's result is lost. `UsageError` if the store already has a session with that id.
+
+        `on_limit`: what asks do while the agent's account is limited: "fail" (default), "wait" for
+        the end of the limit, or a function that gets a `LimitReached` and returns one of these
+        words. It may be a coroutine function. See docs/how-to/provider-errors.md.
         """
         # Loaded with the first session, so that a program that only runs commands does not pay for
         # it.
@@ -221,6 +227,7 @@ class Host(LoopBound, CommandStarter):
             tools=tools,
             rules_wanted=rules,
             labels=labels,
+            on_limit=on_limit,
         )
         sessions = self._own_sessions()
         try:

@@ -21,6 +21,7 @@ from banksman.core.session.session_config import Config
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Moving, NameTaken, NotOwner, UsageError
 from banksman.sessions import known_agents, recovery
+from banksman.sessions.accounts import AccountLimits
 from banksman.sessions.arguments import checked_id, checked_name
 from banksman.sessions.cluster_hooks import ClusterHooks
 from banksman.sessions.diagnostics import CountTotals
@@ -60,6 +61,7 @@ class SessionRegistry:
         self._guard = OwnershipGuard()
         store.guard(self._guard)
         self._pool = pool
+        self._accounts = AccountLimits()
         # The specs of the open sessions.
         self._startups: dict[str, Startup] = {}
         self._gate = ClaimGate()
@@ -260,7 +262,7 @@ class SessionRegistry:
         # A loss of ownership has already ended all registered sessions. This session was claimed
         # before the loss and is not registered, so it must fail here.
         self._guard.check(losses)
-        startup = Startup(spec, self._guard.lease, self.permit)
+        startup = Startup(spec, self._guard.lease, self.permit, self._accounts.join(spec.account))
         owned = OwnedSession(
             session.id,
             past,
@@ -271,7 +273,10 @@ class SessionRegistry:
             pool=self._pool,
             frame_bytes_max=spec.frame_bytes_max,
             redactor=self.redactor,
+            account=startup.account,
+            agent=session.agent,
         )
+        owned.limits.on_limit = spec.on_limit
         startup.callbacks = owned.callbacks
         owned.futures.on_resolved = functools.partial(self._on_turn_over, session)
         self.totals.follow(owned.futures.finished, owned.counted._replace(agent=session.agent))
@@ -324,6 +329,7 @@ class SessionRegistry:
         except BanksmanError:
             startup.record = logged
             raise
+        self._accounts.renew(startup.account, spec.account)
         return session
 
     async def fork(

@@ -109,7 +109,8 @@ class Status:
 
     `limits`: usage windows of the agent's account, as the agent last reported them.
     `limited_until`: when its limit ends, in wall clock seconds; None if it is not limited now.
-    `retry`: the retry that the running turn waits for.
+    `retry`: the retry that the running turn waits for. `waits_for_limit`: the queue waits until the
+    limit has ended (`on_limit`).
     """
 
     id: str
@@ -138,6 +139,7 @@ class Status:
     limits: tuple[LimitWindow, ...] = ()
     limited_until: float | None = None
     retry: RetryStatus | None = None
+    waits_for_limit: bool = False
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
@@ -339,6 +341,7 @@ def from_driver(
         limits=state.limits,
         limited_until=_in_future(state.limited_until, wall),
         retry=_retry(granted, now),
+        waits_for_limit=state.limit_wait is not None,
     )
 
 

@@ -49,8 +49,7 @@ def commit(work: Transition, seq: int) -> None:
         work.log(None, kinds.SESSION_CONVERSATION, conversation=state.conversation)
         for name, value in state.settings:
             work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
-        if state.limits or state.limited_until is not None:
-            provider_limits.log_limits(work)
+        provider_limits.log_limits(work)
     for deferred in released:
         match deferred:
             case MayWrite(key=key):

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from banksman.core.dialects.meaning import Requested
+from banksman.core.session.account_limits import Windows
 from banksman.core.session.event import Entry
 from banksman.core.session.facts import Subject
 from banksman.core.session.outcome import Outcome, Receipt
-from banksman.errors import BanksmanError
+from banksman.errors import AgentError, BanksmanError
 
 
 class Append(Struct, frozen=True):
@@ -214,6 +215,38 @@ class AskToSave(Struct, frozen=True):
     prompt: str
 
 
+class WaitUntil(Struct, frozen=True):
+    """Start a timer that is due at a wall clock time plus the jitter of the account.
+
+    `TimerFired` reports it, and never before that time, even if the machine is suspended or its
+    clock is set.
+    """
+
+    wall: float
+    subject: Subject
+
+
+class ReportLimit(Struct, frozen=True):
+    """Tell the other sessions of the agent's account until when it is limited.
+
+    `until`: wall clock; None: the account answers again.
+    """
+
+    until: float | None
+
+
+class CallOnLimit(Struct, frozen=True):
+    """Let the caller decide whether the waiting asks wait for the end of a limit, or fail.
+
+    `LimitDecided` with the same `key` reports the decision.
+    """
+
+    key: str
+    error: AgentError
+    windows: Windows
+    waiting: tuple[str, ...]
+
+
 class Finish(Struct, frozen=True):
     """Report that the session is closed or has left: nothing of it remains on this host."""
 
@@ -245,4 +278,7 @@ Effect = (
     | ReportIdle
     | AskToSave
     | Finish
+    | WaitUntil
+    | ReportLimit
+    | CallOnLimit
 )

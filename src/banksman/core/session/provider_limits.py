@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from banksman.core.dialects.meaning import LimitsReported, ProviderFailure, Retrying, TurnOver
 from banksman.core.session import account_limits, watchdogs
 from banksman.core.session import event as kinds
+from banksman.core.session.effects import ReportLimit
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import PendingRetry
 from banksman.core.session.watchdogs import ClockName
@@ -61,16 +62,23 @@ def feed_clocks(work: Transition, *, has_progress: bool) -> None:
 
 def on_limits(work: Transition, told: LimitsReported) -> None:
     """Log the usage windows of the account if a report changes them."""
-    windows = account_limits.merge(work.state.limits, told.windows)
-    if windows != work.state.limits:
-        work.set(limits=windows, limited_until=account_limits.limited_until(windows))
+    known = work.state.limits
+    windows = account_limits.merge(known, told.windows)
+    if windows != known:
+        work.set(limits=windows)
+        until = account_limits.limited_until(windows)
+        # A report that changes no limit says nothing about one that has another source: the error
+        # of a turn, or another session of the account.
+        if until != account_limits.limited_until(known):
+            work.set(limited_until=until)
+            work.do(ReportLimit(until))
         log_limits(work)
 
 
-def log_limits(work: Transition) -> None:
-    """Log the known usage windows."""
+def log_limits(work: Transition, *, by: str = "agent") -> None:
+    """Log the known usage windows. `by`: their source, the agent or another session ("account")."""
     windows, until = account_limits.as_json(work.state.limits), work.state.limited_until
-    work.log(None, kinds.LIMITS_CHANGED, windows=windows, limited_until=until)
+    work.log(None, kinds.LIMITS_CHANGED, windows=windows, limited_until=until, by=by)
 
 
 def error_of(work: Transition, boundary: TurnOver, turn: str) -> AgentError:

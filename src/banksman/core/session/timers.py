@@ -13,6 +13,7 @@ from banksman.core.session import (
     asks,
     durability,
     idle_process,
+    limit_wait,
     questions,
     settings,
     shutdown,
@@ -65,6 +66,8 @@ def fire(work: Transition, timer: Timer, subject: str) -> None:
         case Timer.BACKGROUND:
             if (timer, subject) == shutdown.BACKGROUND:
                 shutdown.stop_waiting_for_tasks(work)
+        case Timer.LIMIT:
+            limit_wait.expire(work, subject)
 
 
 def _of_turn(work: Transition, timer: Timer, key: str) -> None:

@@ -177,6 +177,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     used_tools: bool = False
     # The agent repeats a model call, and when it will. None: it works.
     retry: PendingRetry | None = None
+    # How often it was requeued because the account was limited.
+    limit_waits: int = 0
 
     @property
     def key(self) -> str:
@@ -251,6 +253,7 @@ class Turn(Struct, frozen=True, kw_only=True):
             joined=self.joined,
             unwanted=self.unwanted,
             restarts=self.restarts,
+            limit_waits=self.limit_waits,
         )
 
 

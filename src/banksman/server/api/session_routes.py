@@ -140,6 +140,7 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
         rules=body.rules,
         labels=body.labels,
         id=id,
+        on_limit=body.on_limit,
     )
 
 
@@ -287,6 +288,7 @@ def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -
             for each in status.limits
         ],
         limited_until=status.limited_until,
+        waits_for_limit=status.waits_for_limit,
     )
 
 

@@ -24,6 +24,11 @@ test("no limit and a limit in the past are not told", () => {
   for (const until of [null, undefined, NOW, NOW - 1, "x"]) assert.equal(limitText({ limited_until: until }, NOW), "");
 });
 
+test("asks that wait longer than the limit are told", () => {
+  assert.equal(limitText({ limited_until: null, waits_for_limit: true, queue: [1] }, NOW), "limited, 1 ask waits");
+  assert.equal(limitText({ limited_until: UNTIL, waits_for_limit: true, queue: [] }, NOW), `limited until ${at}`);
+});
+
 test("a retry is told with its attempt, its delay and its cause", () => {
   assert.equal(retryText(RETRY), "retry 3 of 10 in 12 s: overloaded (529)");
   assert.equal(retryText(RETRY, 20), "retry 3 of 10: overloaded (529)");
