@@ -45,6 +45,8 @@ class Ledger(NamedTuple):
     # Input tokens that were reported for each open turn, and whether an ask of the turn has counted its usage.
     used: tuple[tuple[str, int], ...] = ()
     is_counted: bool = False
+    # All input tokens and turns that were ever counted.
+    spent: tuple[int, int] = (0, 0)
 
     @property
     def open(self) -> frozenset[str]:
@@ -69,8 +71,11 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
         return ledger._replace(waiting=(), turn=(), own=None, ended=ledger.queued)
     if not kind.startswith(("turn.", "queue.", "usage.")):
         return ledger
-    assert id is not None
     body: dict[str, Any] = msgspec.json.decode(data)
+    ledger = _spend(ledger, body)
+    if kind == kinds.USAGE_REPORTED and id is None:
+        return ledger  # Usage whose events the log had lost.
+    assert id is not None
     match kind:
         case kinds.TURN_QUEUED:
             check(id not in ledger.queued, "log", f"{id} was queued twice")
@@ -105,6 +110,14 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
             return ledger._replace(waiting=_at_head_of_class(rest, moved))
         case _:
             return ledger
+
+
+def _spend(ledger: Ledger, body: dict[str, Any]) -> Ledger:
+    added = body.get("added")
+    if added is None:
+        return ledger
+    tokens, turns = ledger.spent
+    return ledger._replace(spent=(tokens + added["tokens"]["input"], turns + added["turns"]))
 
 
 def _count(ledger: Ledger, id: str, body: dict[str, Any]) -> Ledger:

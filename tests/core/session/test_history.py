@@ -212,7 +212,7 @@ def test_history_process_is_the_last_one_started() -> None:
 
 # -- the snapshot format -----------------------------------------------------------------------------------------------
 # Members that later versions have added. An older snapshot lacks them.
-ADDED = {"limits", "limited_until"}
+ADDED = {"limits", "limited_until", "used", "raised", "told"}
 # A snapshot as written by the first version, and as files hold it. If it cannot be read, the format has changed.
 _WAITING = (
     '"priority":10,"origin":null,"phase":"%s","attempt":2,"restarts":0,"standing":null,"granted_at":0.0,"joined":[%s],'

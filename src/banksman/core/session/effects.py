@@ -214,6 +214,16 @@ class AskToSave(Struct, frozen=True):
     prompt: str
 
 
+class ClaimBudget(Struct, frozen=True):
+    """Claim a part of the shared budgets for a granted turn (key). `BudgetClaimed` reports it.
+
+    `caller`: the caller under which the turn counts. The claim ends with the turn.
+    """
+
+    key: str
+    caller: str | None
+
+
 class Finish(Struct, frozen=True):
     """Report that the session is closed or has left: nothing of it remains on this host."""
 
@@ -245,4 +255,5 @@ Effect = (
     | ReportIdle
     | AskToSave
     | Finish
+    | ClaimBudget
 )

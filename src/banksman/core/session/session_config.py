@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from banksman.core.dialects.dialect import PLAIN, Dialect, Setup
+from banksman.core.session.budget import Budget
 from banksman.core.session.permissions import Rules
 
 
@@ -65,3 +66,9 @@ class Config(Struct, frozen=True, kw_only=True):
     clocks: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     # How long a drain waits for the agent's background tasks, once no turn runs.
     background_seconds: float = 60.0
+    # The budget of the session over its whole life, and what happens when one is used up: "ask",
+    # "stop" or "queue"; see budget_gate.py. `shares_budget`: the host has budgets that sessions
+    # share.
+    budget: Budget | None = None
+    on_budget: str = "queue"
+    shares_budget: bool = False

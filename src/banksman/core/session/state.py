@@ -17,6 +17,7 @@ from banksman.core.dialects.dialect import ProtocolState
 from banksman.core.dialects.meaning import BackgroundTask, Requested
 from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold, Queue
+from banksman.core.session.budget import CapUse, RaisedBudget, Told
 from banksman.core.session.effects import (
     Accept,
     Finish,
@@ -30,6 +31,7 @@ from banksman.core.session.event import Entry
 from banksman.core.session.permissions import Decision
 from banksman.core.session.session_config import Config
 from banksman.core.session.turn import Turn
+from banksman.core.session.usage import NO_USAGE, Counted, Usage
 from banksman.core.session.watchdogs import Clocks
 from banksman.errors import BanksmanError, Closed, Moving, Refused
 
@@ -232,6 +234,7 @@ Deferred = (
     | MaySteer
     | SettingTaken
     | TellAnswer
+    | Counted
 )
 
 
@@ -295,6 +298,20 @@ class Session(Struct, frozen=True, kw_only=True):
     store_error: BanksmanError | None = None
     store_retries: int = 0
     unwritten: tuple[Entry, ...] = ()
+    # The usage of the session over its whole life: the sum of what the log adds. See
+    # budget_gate.py for the following ones.
+    used: Usage = NO_USAGE
+    raised: RaisedBudget | None = None
+    # Caps of the session that the log has as nearly or fully used: event kind, unit and cap.
+    told: Told = ()
+    # Shared caps that are reached, and those of them that the log of this session has.
+    shared: tuple[CapUse, ...] = ()
+    shared_told: tuple[tuple[str, str, str | None], ...] = ()
+    # The question to a person about a budget that is used up, and whether it was answered.
+    budget_question: AgentRequest | None = None
+    is_budget_answered: bool = False
+    # When the working time is to be compared with its cap.
+    budget_due: float | None = None
 
     @property
     def speaking(self) -> Turn | None:
@@ -305,7 +322,11 @@ class Session(Struct, frozen=True, kw_only=True):
 
     def open_question(self, id: str) -> AgentRequest | KeptQuestion | None:
         """Return the question with this name, if it waits for an answer."""
-        waiting = (*self.questions, *(kept for kept in self.kept if kept.decision is None))
+        waiting = (
+            *self.questions,
+            *(kept for kept in self.kept if kept.decision is None),
+            *(() if self.budget_question is None else (self.budget_question,)),
+        )
         return next((question for question in waiting if question.id == id), None)
 
     @property

@@ -11,6 +11,7 @@ from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.session import (
     agent_output,
     asks,
+    budget_gate,
     durability,
     idle_process,
     questions,
@@ -65,6 +66,8 @@ def fire(work: Transition, timer: Timer, subject: str) -> None:
         case Timer.BACKGROUND:
             if (timer, subject) == shutdown.BACKGROUND:
                 shutdown.stop_waiting_for_tasks(work)
+        case Timer.BUDGET:
+            budget_gate.on_timer(work)
 
 
 def _of_turn(work: Transition, timer: Timer, key: str) -> None:
