@@ -20,6 +20,7 @@ from `Config`:
 - the process: `idle_seconds` (None: the process is kept), `recycle_seconds` (None: no age limit)
   with `save_prompt`, `backoff_seconds`, `backoff_seconds_max`, and the ladder's `eof_grace`,
   `grace`, `linger` and `drain`
+- `budget`, `on_budget`: see `Host.open`
 - `frame_bytes_max`: a longer frame of the agent is written to a file
 """
 
@@ -39,6 +40,7 @@ from msgspec.structs import replace
 from banksman.commands.options import SECONDS_MAX, check_seconds
 from banksman.core import json_schema as schemas
 from banksman.core.dialects.dialect import PLAIN, Dialect
+from banksman.core.session import budget as budgets
 from banksman.core.session import permissions as tool_rules
 from banksman.core.session.ask_queue import Priority
 from banksman.core.session.event import storable
@@ -69,13 +71,14 @@ WORDS = {
     "question_default": ("deny", "allow"),
     "question_after_crash": ("withdraw", "keep"),
     "after_interrupt": AFTER_INTERRUPT,
+    "on_budget": ("queue", "stop", "ask"),
 }
 # Timeouts that may be None.
 OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
 SECONDS = tuple(
     name for name in Config.__struct_fields__ if name.endswith(("_seconds", "_seconds_max"))
 )
-KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt")
+KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt", "budget")
 # -- asks ------------------------------------------------------------------------------------------
 ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
 ON_PREEMPT = ("end", "requeue")
@@ -154,6 +157,8 @@ def read_options(profile: Profile, options: Mapping[str, Any]) -> OptionValues:
     for key, value in options.items():
         if key == "clocks":
             clocks.update(_clocks(value))
+        elif key == "budget":
+            found[key] = budgets.parse(value)
         elif key in LADDER:
             check_seconds(key, value)
             ladder[LADDER[key]] = min(value, SECONDS_MAX)
@@ -218,6 +223,16 @@ def _clocks(value: Any) -> dict[str, float | None]:
             if seconds == 0:
                 raise UsageError(f"the clock {key} cannot be 0", hint=_OFF_HINT)
     return dict(wanted)
+
+
+def with_budget(
+    options: Mapping[str, Any] | None, budget: Any, on_budget: Any
+) -> Mapping[str, Any] | None:
+    """Add the budget of a session, which has its own arguments in a call, to its options."""
+    caps = budgets.parse(budget)
+    more = {"budget": None if caps is None else caps.caps, "on_budget": on_budget}
+    more = {name: value for name, value in more.items() if value is not None}
+    return {**(options or {}), **more} if more else options
 
 
 class AskChecks:

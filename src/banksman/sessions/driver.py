@@ -30,6 +30,7 @@ from banksman.core.session import step as core
 from banksman.core.session.effects import (
     Append,
     CancelTimer,
+    ClaimBudget,
     Effect,
     Finish,
     HoldConversation,
@@ -61,6 +62,7 @@ from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
 from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
 from banksman.sessions.agent_process import DrivenProcess, Spawn
+from banksman.sessions.budgets import HostBudgets
 from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes, UsageCount
 from banksman.sessions.frame_reader import FrameReader
 from banksman.sessions.log_writer import LogWriter
@@ -93,6 +95,7 @@ class Driver:
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
+        budgets: HostBudgets | None = None,
     ) -> None:
         self.id = id
         self.counters = Counters()
@@ -122,6 +125,10 @@ class Driver:
         self._committed = 0
         # Requested start that waits for a slot in the pool or for the log.
         self._postponed: StartProcess | None = None
+        # The budgets that the sessions of the host share.
+        self._budgets = budgets
+        if budgets is not None:
+            budgets.join(self)
 
     def __repr__(self) -> str:
         return (
@@ -230,6 +237,8 @@ class Driver:
                 self.turn_times.note(entries, self.now())
                 self.usage.note(entries)
                 self._log_writer.append(entries)
+                if self._budgets is not None:
+                    self._budgets.note(self, self._state, entries)
                 if self._log_writer.is_behind:
                     self.on_backlog()
             case WriteFrame(data=data):
@@ -259,6 +268,9 @@ class Driver:
                 self._process.agent.sweep_tools(since, ends)
             case Finish():
                 self._finish()
+            case ClaimBudget(key=key, caller=caller):
+                assert self._budgets is not None
+                self._budgets.claim(self, key, caller)
             case _:
                 tell(self._listener, effect)
 
@@ -430,6 +442,8 @@ class Driver:
         for subject in list(self.timers):
             self._cancel_timer(subject)
         self._frames.close()
+        if self._budgets is not None:
+            self._budgets.leave(self)
         self._log_writer.release()
         self._listener.finish()
 

@@ -41,6 +41,7 @@ from banksman.errors import BanksmanError, Closed, NotOwner, Refused
 from banksman.process import lease_page as leases
 from banksman.process.lease_page import LeasePage
 from banksman.sessions.agent_process import AgentProcess, OnReport, Spawn
+from banksman.sessions.budgets import HostBudgets
 from banksman.sessions.caller_futures import CallerFutures, KeyedTurns
 from banksman.sessions.diagnostics import SessionCounts
 from banksman.sessions.driver import Driver
@@ -132,6 +133,7 @@ class OwnedSession:
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
+        budgets: HostBudgets | None = None,
     ) -> None:
         self.futures = futures = CallerFutures()
         self.driver = Driver(
@@ -144,6 +146,7 @@ class OwnedSession:
             pool=pool,
             frame_bytes_max=frame_bytes_max,
             redactor=redactor,
+            budgets=budgets,
         )
         self.questions = futures.questions = Questions(self.driver, on_question)
         self.callbacks = futures.callbacks = Callbacks(self.driver, Hooks({}), ToolServer(()))
