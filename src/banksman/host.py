@@ -91,9 +91,9 @@ class Host(base_host.Host):
 
             Redactor(secrets)  # An invalid secret is an error of this call.
         if budget is not None or caller_budgets is not None:
-            from banksman.sessions import budgets  # noqa: PLC0415
+            from banksman.sessions.arguments import checked_budgets  # noqa: PLC0415
 
-            budgets.parse(budget, caller_budgets)  # The same.
+            checked_budgets(budget, caller_budgets)  # The same.
         super().__init__(
             opens,
             settles=settles,

@@ -392,7 +392,7 @@ class Host(LoopBound, CommandStarter):
                 raise Closed("the host is closed", hint="open another Host")
             self._bind()
             from banksman.core.wire.redaction import Redactor  # noqa: PLC0415
-            from banksman.sessions import budgets  # noqa: PLC0415
+            from banksman.sessions.arguments import checked_budgets  # noqa: PLC0415
             from banksman.sessions.pool import Pool, starts_at_once  # noqa: PLC0415
             from banksman.sessions.registry import SessionRegistry  # noqa: PLC0415
 
@@ -402,7 +402,7 @@ class Host(LoopBound, CommandStarter):
                 processes_max=processes_max, starts_max=starts_max or starts_at_once(), host=self
             )
             redactor = Redactor(self._secrets) if self._secrets else None
-            shared = budgets.parse(*self._budgets)
+            shared = checked_budgets(*self._budgets)
             try:
                 store = self._open_store()
             except BanksmanError:

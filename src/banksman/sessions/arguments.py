@@ -43,6 +43,7 @@ from banksman.core.dialects.dialect import PLAIN, Dialect
 from banksman.core.session import budget as budgets
 from banksman.core.session import permissions as tool_rules
 from banksman.core.session.ask_queue import Priority
+from banksman.core.session.budget import Budget
 from banksman.core.session.event import storable
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Session
@@ -52,6 +53,7 @@ from banksman.core.stop_ladder import Timings
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import NotFound, Refused, UsageError
+from banksman.sessions.budget_ledger import ANY_CALLER, SharedBudgets
 from banksman.sessions.profile import AFTER_INTERRUPT, QUIET_SECONDS_MAX, Profile
 from banksman.sessions.status import find_turn
 
@@ -89,6 +91,8 @@ _CAPABILITIES = {"image": "images", "audio": "audio"}
 PRIORITY_MAX = 1_000_000
 # Long enough for a name, an address or a UUID.
 CALLER_CHARACTERS_MAX = 200
+# Callers that a host may have a budget for.
+CALLERS_MAX = 10_000
 # Options arrive from Python and as JSON.
 _OFF_HINT = "use None (JSON: null) to turn it off"
 # -- how a session is opened -----------------------------------------------------------------------
@@ -364,6 +368,25 @@ def check_caller(caller: Any) -> None:
     ):
         hint = f"use 1 to {CALLER_CHARACTERS_MAX} printable characters"
         raise UsageError(f"caller cannot be {caller!r:.60}", hint=hint)
+
+
+def checked_budgets(budget: Any, callers: Any) -> SharedBudgets | None:
+    """Check the budgets of a host. None: there are none. Raises `UsageError`."""
+    hint = f"use a mapping from callers, or {ANY_CALLER!r} for any caller, to budgets"
+    if callers is not None and not isinstance(callers, Mapping):
+        raise UsageError(f"caller_budgets cannot be {callers!r:.60}", hint=hint)
+    found: dict[str, Budget] = {}
+    for name, value in cast(Mapping[Any, Any], callers or {}).items():
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"caller_budgets cannot have the caller {name!r:.60}", hint=hint)
+        check_caller(name)
+        caps = budgets.parse(value, f"the budget of {name[:CALLER_CHARACTERS_MAX]}")
+        if caps is not None:
+            found[name] = caps
+    if len(found) > CALLERS_MAX:
+        raise UsageError(f"too many callers have a budget: {len(found)}", hint=hint)
+    caps = budgets.parse(budget)
+    return None if caps is None and not found else SharedBudgets(caps, found)
 
 
 def priority_of(value: Any) -> int:

@@ -15,20 +15,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Protocol
 
-from banksman.core.session import budget as budget_values
-from banksman.core.session.budget import Budget, CapUse
+from banksman.core.session.budget import CapUse
 from banksman.core.session.event import Entry
 from banksman.core.session.facts import BudgetChanged, BudgetClaimed, BudgetWarned, Fact
 from banksman.core.session.state import Session
 from banksman.core.session.usage_events import additions
-from banksman.errors import BanksmanError, UsageError
+from banksman.errors import BanksmanError
 from banksman.sessions import budget_ledger
-from banksman.sessions.arguments import CALLER_CHARACTERS_MAX, check_caller
-from banksman.sessions.budget_ledger import ANY_CALLER, Claim, Ledger, SharedBudgets
+from banksman.sessions.budget_ledger import Claim, Ledger, SharedBudgets
 from banksman.store.log import Log
 from banksman.store.usage import day_of
 
@@ -38,26 +36,6 @@ log = logging.getLogger("banksman")
 REFRESH_SECONDS = 1.0
 # The day is compared at least this often. The clock may be set, or the machine may sleep.
 DAY_SECONDS_MAX = 60.0
-CALLERS_MAX = 10_000
-
-
-def parse(budget: Any, callers: Any) -> SharedBudgets | None:
-    """Check the budgets of a host. None: there are none. Raises `UsageError`."""
-    hint = f"use a mapping from callers, or {ANY_CALLER!r} for any caller, to budgets"
-    if callers is not None and not isinstance(callers, Mapping):
-        raise UsageError(f"caller_budgets cannot be {callers!r:.60}", hint=hint)
-    found: dict[str, Budget] = {}
-    for name, value in cast(Mapping[Any, Any], callers or {}).items():
-        if not isinstance(name, str) or not name:
-            raise UsageError(f"caller_budgets cannot have the caller {name!r:.60}", hint=hint)
-        check_caller(name)
-        caps = budget_values.parse(value, f"the budget of {name[:CALLER_CHARACTERS_MAX]}")
-        if caps is not None:
-            found[name] = caps
-    if len(found) > CALLERS_MAX:
-        raise UsageError(f"too many callers have a budget: {len(found)}", hint=hint)
-    caps = budget_values.parse(budget)
-    return None if caps is None and not found else SharedBudgets(caps, found)
 
 
 class BudgetMember(Protocol):

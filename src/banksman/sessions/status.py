@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.dialects.meaning import LimitWindow
+from banksman.core.session import budget_gate
 from banksman.core.session.agent_output import HANDSHAKE
 from banksman.core.session.ask_queue import Hold
+from banksman.core.session.budget import CapUse
 from banksman.core.session.facts import Timer
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.state import Mode, ProcessPhase, Session, Store
@@ -110,6 +112,9 @@ class Status:
     `limits`: usage windows of the agent's account, as the agent last reported them.
     `limited_until`: when its limit ends, in wall clock seconds; None if it is not limited now.
     `retry`: the retry that the running turn waits for.
+
+    `budget`: the caps of the session and what is used of them, and the shared caps that hold it
+    back. A cap with `is_reached` is over.
     """
 
     id: str
@@ -138,6 +143,7 @@ class Status:
     limits: tuple[LimitWindow, ...] = ()
     limited_until: float | None = None
     retry: RetryStatus | None = None
+    budget: tuple[CapUse, ...] = ()
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
@@ -285,6 +291,7 @@ def from_driver(
     questions = (
         *(question.id for question in state.questions),
         *(question.id for question in state.kept if question.decision is None),
+        *(() if state.budget_question is None else (state.budget_question.id,)),
     )
     granted = state.own or state.turn
     return Status(
@@ -339,6 +346,7 @@ def from_driver(
         limits=state.limits,
         limited_until=_in_future(state.limited_until, wall),
         retry=_retry(granted, now),
+        budget=(*budget_gate.own_uses(state, now), *budget_gate.shared_holding(state)),
     )
 
 

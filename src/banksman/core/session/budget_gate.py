@@ -86,6 +86,13 @@ def reached(state: Session, at: float) -> tuple[CapUse, ...]:
     return (*(use for use in own_uses(state, at) if use.is_reached), *state.shared)
 
 
+def shared_holding(state: Session) -> tuple[CapUse, ...]:
+    """Return the reached shared caps that concern an open or waiting turn of the session."""
+    turns = [*_open_turns(state), *(turn for turn in state.queue if isinstance(turn, Turn))]
+    callers = {caller_of(turn) for turn in turns}
+    return tuple(use for use in state.shared if any(map(use.concerns, callers)))
+
+
 def is_held(state: Session, caller: str | None, at: float) -> bool:
     """Whether no turn of this caller may be granted."""
     return budgets.held(reached(state, at), caller) is not None
@@ -196,9 +203,7 @@ def _tell_shared(work: Transition) -> tuple[CapUse, ...]:
     Return these caps. An idle session logs nothing.
     """
     state = work.state
-    turns = [*_open_turns(state), *(turn for turn in state.queue if isinstance(turn, Turn))]
-    callers = {caller_of(turn) for turn in turns}
-    caps = tuple(use for use in state.shared if any(map(use.concerns, callers)))
+    caps = shared_holding(state)
     known = frozenset(map(_name, state.shared)) & frozenset(state.shared_told)
     for use in caps:
         if _name(use) not in known:
