@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from banksman.core.dialects.tokens import Tokens
     from banksman.core.process_facts import Survivor, Swept
     from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL, Priority
+    from banksman.core.session.budget import Budget, CapUse
     from banksman.core.session.event import Event
     from banksman.core.session.outcome import By, Kind, Outcome, Receipt
     from banksman.core.session.usage import Usage
@@ -70,6 +71,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "core.dialects.meaning": ("BackgroundTask", "LimitWindow"),
     "core.session.ask_queue": ("BACKGROUND", "INTERACTIVE", "NORMAL", "Priority"),
+    "core.session.budget": ("Budget", "CapUse"),
     "core.session.event": ("Event",),
     "core.process_facts": ("Survivor", "Swept"),
     "core.session.outcome": ("By", "Kind", "Outcome", "Receipt"),
@@ -129,9 +131,11 @@ __all__ = [
     "Answered",
     "BackgroundTask",
     "BanksmanError",
+    "Budget",
     "BugError",
     "Busy",
     "By",
+    "CapUse",
     "Closed",
     "Command",
     "CommandError",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl
@@ -22,6 +22,7 @@ from banksman.runtime.base_host import SettleTime
 
 if TYPE_CHECKING:
     from banksman.cluster.interfaces import Cluster
+    from banksman.core.session.budget import Budget
     from banksman.sessions.session import Session
     from banksman.sessions.session_spec import Permit
     from banksman.store.log import Log
@@ -60,6 +61,11 @@ class Host(base_host.Host):
     recorded spec of a session before the session is opened again with it, and raises if that is not
     allowed.
 
+    `budget`: caps on what all sessions of the store may use in a day (UTC): see `open`.
+    `caller_budgets`: the same for callers (`ask(caller=…)`), by name; `"*"` is the budget of each
+    caller without another one. At a cap no turn is sent until the next day, and the `on_budget` of
+    each session decides about its running turn.
+
     On entry, or with the first session, the host settles sessions that were open on hosts that have
     died.
     """
@@ -76,12 +82,18 @@ class Host(base_host.Host):
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
         user_helper: Sequence[str] | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
+        caller_budgets: Mapping[str, Budget | Mapping[str, float]] | None = None,
     ) -> None:
         opens, settles = _engine(store, address)
         if secrets:
             from banksman.core.wire.redaction import Redactor  # noqa: PLC0415
 
             Redactor(secrets)  # An invalid secret is an error of this call.
+        if budget is not None or caller_budgets is not None:
+            from banksman.sessions.arguments import checked_budgets  # noqa: PLC0415
+
+            checked_budgets(budget, caller_budgets)  # The same.
         super().__init__(
             opens,
             settles=settles,
@@ -92,6 +104,8 @@ class Host(base_host.Host):
             finished_max=finished_max,
             finished_seconds_max=finished_seconds_max,
             user_helper=user_helper,
+            budget=budget,
+            caller_budgets=caller_budgets,
         )
 
     async def export(self, session: Session | str, path: str | os.PathLike[str]) -> None:

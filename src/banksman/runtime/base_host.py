@@ -27,6 +27,7 @@ from banksman.runtime.loop_bound import LoopBound
 if TYPE_CHECKING:
     import datetime
 
+    from banksman.core.session.budget import Budget, CapUse, OnBudget
     from banksman.core.wire.redaction import Redactor
     from banksman.sessions.cluster_hooks import ClusterHooks
     from banksman.sessions.limit_callback import OnLimit
@@ -71,6 +72,8 @@ class Host(LoopBound, CommandStarter):
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
         user_helper: Sequence[str] | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
+        caller_budgets: Mapping[str, Budget | Mapping[str, float]] | None = None,
     ) -> None:
         """Create a host. Nothing is opened yet.
 
@@ -86,6 +89,8 @@ class Host(LoopBound, CommandStarter):
 
         `permit`: raises if a session from the store may not be opened again with its recorded spec.
         It is also called before each start of a process.
+
+        `budget`, `caller_budgets`: see `banksman.Host`.
         """
         for limit_name, limit in (("processes_max", processes_max), ("starts_max", starts_max)):
             if limit is not None and (
@@ -103,6 +108,7 @@ class Host(LoopBound, CommandStarter):
         self._secrets = secrets
         self._limits = processes_max, starts_max
         self._permit = permit
+        self._budgets = budget, caller_budgets
         self._sessions: SessionRegistry | None = None
         # When the last attempt to open the store failed. None: there was no attempt, or the store
         # is open.
@@ -168,6 +174,8 @@ class Host(LoopBound, CommandStarter):
         labels: Sequence[str] = (),
         id: str | None = None,
         on_limit: str | OnLimit | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
+        on_budget: OnBudget | None = None,
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
@@ -201,9 +209,16 @@ class Host(LoopBound, CommandStarter):
         `on_limit`: what asks do while the agent's account is limited: "fail" (default), "wait" for
         the end of the limit, or a function that gets a `LimitReached` and returns one of these
         words. It may be a coroutine function. See docs/how-to/provider-errors.md.
+
+        `budget`: caps on what the session may use over its whole life: `tokens`, `usd` (the agent's
+        own estimate), `working_seconds`, `turns`. `on_budget`: what happens at a cap. "queue" (the
+        default): the turn finishes, and no other is sent. "stop": the turn is interrupted too.
+        "ask": a question asks to raise the budget, finish the turn, or stop it. See
+        docs/how-to/budgets.md.
         """
         # Loaded with the first session, so that a program that only runs commands does not pay for
         # it.
+        from banksman.sessions.arguments import with_budget  # noqa: PLC0415
         from banksman.sessions.session_spec import SessionSpec  # noqa: PLC0415
 
         self._bind()
@@ -220,7 +235,7 @@ class Host(LoopBound, CommandStarter):
             permission_mode=permission_mode,
             system_prompt=system_prompt,
             mcp_servers=mcp_servers,
-            options=options,
+            options=with_budget(options, budget, on_budget),
             resume=resume,
             forks=fork,
             hooks=hooks,
@@ -345,6 +360,12 @@ class Host(LoopBound, CommandStarter):
         await store.ready()
         return await store.usage(by, since=since, until=until)
 
+    def budget_uses(self) -> tuple[CapUse, ...]:
+        """Return the caps of the host and of its callers, and what is used of them today (UTC)."""
+        if self._sessions is None or self._sessions.budgets is None:
+            return ()
+        return self._sessions.budgets.uses()
+
     async def wait_past(self, position: str) -> None:
         """Wait until an event is committed after a position, in any session."""
         self._bind()
@@ -378,6 +399,7 @@ class Host(LoopBound, CommandStarter):
                 raise Closed("the host is closed", hint="open another Host")
             self._bind()
             from banksman.core.wire.redaction import Redactor  # noqa: PLC0415
+            from banksman.sessions.arguments import checked_budgets  # noqa: PLC0415
             from banksman.sessions.pool import Pool, starts_at_once  # noqa: PLC0415
             from banksman.sessions.registry import SessionRegistry  # noqa: PLC0415
 
@@ -387,13 +409,14 @@ class Host(LoopBound, CommandStarter):
                 processes_max=processes_max, starts_max=starts_max or starts_at_once(), host=self
             )
             redactor = Redactor(self._secrets) if self._secrets else None
+            shared = checked_budgets(*self._budgets)
             try:
                 store = self._open_store()
             except BanksmanError:
                 self._open_failed_at = time.monotonic()
                 raise
             self._open_failed_at = None
-            self._sessions = SessionRegistry(store, pool, redactor, self._permit)
+            self._sessions = SessionRegistry(store, pool, redactor, self._permit, shared)
         return self._sessions
 
     async def drain(self, *, timeout: float | None = None) -> None:

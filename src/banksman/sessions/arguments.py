@@ -21,6 +21,7 @@ from `Config`:
 - the process: `idle_seconds` (None: the process is kept), `recycle_seconds` (None: no age limit)
   with `save_prompt`, `backoff_seconds`, `backoff_seconds_max`, and the ladder's `eof_grace`,
   `grace`, `linger` and `drain`
+- `budget`, `on_budget`: see `Host.open`
 - `frame_bytes_max`: a longer frame of the agent is written to a file
 """
 
@@ -40,8 +41,10 @@ from msgspec.structs import replace
 from banksman.commands.options import SECONDS_MAX, check_seconds
 from banksman.core import json_schema as schemas
 from banksman.core.dialects.dialect import PLAIN, Dialect
+from banksman.core.session import budget as budgets
 from banksman.core.session import permissions as tool_rules
 from banksman.core.session.ask_queue import Priority
+from banksman.core.session.budget import Budget
 from banksman.core.session.event import storable
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Session
@@ -51,6 +54,7 @@ from banksman.core.stop_ladder import Timings
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import NotFound, Refused, UsageError
+from banksman.sessions.budget_ledger import ANY_CALLER, SharedBudgets
 from banksman.sessions.profile import AFTER_INTERRUPT, QUIET_SECONDS_MAX, Profile
 from banksman.sessions.status import find_turn
 
@@ -71,13 +75,14 @@ WORDS = {
     "question_after_crash": ("withdraw", "keep"),
     "after_interrupt": AFTER_INTERRUPT,
     "on_limit": ("fail", "wait"),
+    "on_budget": ("queue", "stop", "ask"),
 }
 # Timeouts that may be None.
 OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
 SECONDS = tuple(
     name for name in Config.__struct_fields__ if name.endswith(("_seconds", "_seconds_max"))
 )
-KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt")
+KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt", "budget")
 # -- asks ------------------------------------------------------------------------------------------
 ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
 ON_PREEMPT = ("end", "requeue")
@@ -88,6 +93,8 @@ _CAPABILITIES = {"image": "images", "audio": "audio"}
 PRIORITY_MAX = 1_000_000
 # Long enough for a name, an address or a UUID.
 CALLER_CHARACTERS_MAX = 200
+# Callers that a host may have a budget for.
+CALLERS_MAX = 10_000
 # Options arrive from Python and as JSON.
 _OFF_HINT = "use None (JSON: null) to turn it off"
 # -- how a session is opened -----------------------------------------------------------------------
@@ -160,6 +167,8 @@ def read_options(profile: Profile, options: Mapping[str, Any]) -> OptionValues:
     for key, value in options.items():
         if key == "clocks":
             clocks.update(_clocks(value))
+        elif key == "budget":
+            found[key] = budgets.parse(value)
         elif key in LADDER:
             check_seconds(key, value)
             ladder[LADDER[key]] = min(value, SECONDS_MAX)
@@ -224,6 +233,16 @@ def _clocks(value: Any) -> dict[str, float | None]:
             if seconds == 0:
                 raise UsageError(f"the clock {key} cannot be 0", hint=_OFF_HINT)
     return dict(wanted)
+
+
+def with_budget(
+    options: Mapping[str, Any] | None, budget: Any, on_budget: Any
+) -> Mapping[str, Any] | None:
+    """Add the budget of a session, which has its own arguments in a call, to its options."""
+    caps = budgets.parse(budget)
+    more = {"budget": None if caps is None else caps.caps, "on_budget": on_budget}
+    more = {name: value for name, value in more.items() if value is not None}
+    return {**(options or {}), **more} if more else options
 
 
 class AskChecks:
@@ -355,6 +374,25 @@ def check_caller(caller: Any) -> None:
     ):
         hint = f"use 1 to {CALLER_CHARACTERS_MAX} printable characters"
         raise UsageError(f"caller cannot be {caller!r:.60}", hint=hint)
+
+
+def checked_budgets(budget: Any, callers: Any) -> SharedBudgets | None:
+    """Check the budgets of a host. None: there are none. Raises `UsageError`."""
+    hint = f"use a mapping from callers, or {ANY_CALLER!r} for any caller, to budgets"
+    if callers is not None and not isinstance(callers, Mapping):
+        raise UsageError(f"caller_budgets cannot be {callers!r:.60}", hint=hint)
+    found: dict[str, Budget] = {}
+    for name, value in cast(Mapping[Any, Any], callers or {}).items():
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"caller_budgets cannot have the caller {name!r:.60}", hint=hint)
+        check_caller(name)
+        caps = budgets.parse(value, f"the budget of {name[:CALLER_CHARACTERS_MAX]}")
+        if caps is not None:
+            found[name] = caps
+    if len(found) > CALLERS_MAX:
+        raise UsageError(f"too many callers have a budget: {len(found)}", hint=hint)
+    caps = budgets.parse(budget)
+    return None if caps is None and not found else SharedBudgets(caps, found)
 
 
 def priority_of(value: Any) -> int:

@@ -30,6 +30,7 @@ from banksman.core.session import step as core
 from banksman.core.session.effects import (
     Append,
     CancelTimer,
+    ClaimBudget,
     Effect,
     Finish,
     HoldConversation,
@@ -64,6 +65,7 @@ from banksman.dispatcher import Dispatcher
 from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
 from banksman.sessions.accounts import AccountMember
 from banksman.sessions.agent_process import DrivenProcess, Spawn
+from banksman.sessions.budgets import HostBudgets
 from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes, UsageCount
 from banksman.sessions.frame_reader import FrameReader
 from banksman.sessions.log_writer import LogWriter
@@ -100,6 +102,7 @@ class Driver:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
         account: AccountMember | None = None,
+        budgets: HostBudgets | None = None,
     ) -> None:
         self.id = id
         self.counters = Counters()
@@ -130,6 +133,10 @@ class Driver:
         self._committed = 0
         # Requested start that waits for a slot in the pool or for the log.
         self._postponed: StartProcess | None = None
+        # The budgets that the sessions of the host share.
+        self._budgets = budgets
+        if budgets is not None:
+            budgets.join(self)
 
     def __repr__(self) -> str:
         return (
@@ -238,6 +245,8 @@ class Driver:
                 self.turn_times.note(entries, self.now())
                 self.usage.note(entries)
                 self._log_writer.append(entries)
+                if self._budgets is not None:
+                    self._budgets.note(self, self._state, entries)
                 if self._log_writer.is_behind:
                     self.on_backlog()
             case WriteFrame(data=data):
@@ -251,12 +260,6 @@ class Driver:
                 self.timers[subject] = self._loop.call_at(at, self._on_timer, subject)
             case CancelTimer(subject=subject):
                 self._cancel_timer(subject)
-            case WaitUntil(wall=wall, subject=subject):
-                jitter = 0.0 if self._account is None else self._account.jitter(wall)
-                self._wait_until(subject, wall + jitter)
-            case ReportLimit(until=until):
-                if self._account is not None:
-                    self._account.report(until)
             case StartProcess():
                 self._postponed = effect
                 self._pool.want(self)
@@ -273,8 +276,23 @@ class Driver:
                 self._process.agent.sweep_tools(since, ends)
             case Finish():
                 self._finish()
+            case WaitUntil() | ReportLimit() | ClaimBudget():
+                self._use_shared(effect)
             case _:
                 tell(self._listener, effect)
+
+    def _use_shared(self, effect: WaitUntil | ReportLimit | ClaimBudget) -> None:
+        """Perform an effect on what sessions of the host share: an account or a budget."""
+        match effect:
+            case WaitUntil(wall=wall, subject=subject):
+                jitter = 0.0 if self._account is None else self._account.jitter(wall)
+                self._wait_until(subject, wall + jitter)
+            case ReportLimit(until=until):
+                if self._account is not None:
+                    self._account.report(until)
+            case ClaimBudget(key=key, caller=caller):
+                assert self._budgets is not None
+                self._budgets.claim(self, key, caller)
 
     # -- the log ----------------------------------------------------------------------------------
     def on_committed(self, seq: int) -> None:
@@ -456,6 +474,8 @@ class Driver:
         for subject in list(self.timers):
             self._cancel_timer(subject)
         self._frames.close()
+        if self._budgets is not None:
+            self._budgets.leave(self)
         self._log_writer.release()
         self._listener.finish()
 

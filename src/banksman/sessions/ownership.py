@@ -42,6 +42,7 @@ from banksman.process import lease_page as leases
 from banksman.process.lease_page import LeasePage
 from banksman.sessions.accounts import AccountMember
 from banksman.sessions.agent_process import AgentProcess, OnReport, Spawn
+from banksman.sessions.budgets import HostBudgets
 from banksman.sessions.caller_futures import CallerFutures, KeyedTurns
 from banksman.sessions.diagnostics import SessionCounts
 from banksman.sessions.driver import Driver
@@ -136,6 +137,7 @@ class OwnedSession:
         redactor: Redactor | None = None,
         account: AccountMember | None = None,
         agent: str = "",
+        budgets: HostBudgets | None = None,
     ) -> None:
         self.futures = futures = CallerFutures()
         self.driver = Driver(
@@ -149,6 +151,7 @@ class OwnedSession:
             frame_bytes_max=frame_bytes_max,
             redactor=redactor,
             account=account,
+            budgets=budgets,
         )
         self._account = account
         self.limits = futures.limits = LimitCallback(self.driver, agent)

@@ -60,8 +60,9 @@ class Question:
     """Question of the agent.
 
     `wants`: "permission" asks whether the agent may use this tool with this input. "elicitation"
-    asks for the input that `details` describes. `details`: the agent's title, description, reason
-    and suggestions. `id`: unique in the session and never reused.
+    asks for the input that `details` describes. "budget" asks what to do about a budget that is
+    used up: answer with one of the options in `details`. `details`: the agent's title, description,
+    reason and suggestions. `id`: unique in the session and never reused.
     """
 
     id: str
@@ -94,7 +95,7 @@ class Answered:
     - "answer" (of a caller), "callback" or its "failure", "rule", "expiry";
     - "kept": it was given to the same question before a crash;
     - the reason why the question ended: "agent", "turn", "exit" (of the process), "recovery",
-      "store", "asked again".
+      "store", "asked again", "budget" (it has changed).
     """
 
     question: str
@@ -197,8 +198,8 @@ class Questions:
         # Encode the answer once and discard the result. An answer that the dialect cannot encode
         # must be refused here, because inside `dispatch` it would count as a bug. The encoder of
         # the running conversation is used if there is one. Requests that the workspace serves are
-        # answered by their results.
-        if question.asked.wants is not RequestPurpose.WORKSPACE:
+        # answered by their results, and questions about a budget by the session itself.
+        if question.asked.wants not in (RequestPurpose.WORKSPACE, RequestPurpose.BUDGET):
             (state.process.protocol or dialect.begin(PLAIN)).answer(question.asked, decision)
         return QuestionAnswered(self._driver.now(), question.id, decision)
 

@@ -15,6 +15,8 @@ import shlex
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from msgspec.structs import replace
+
 from banksman.core.session.event import SESSION_OPENED, SESSION_SETTING, Entry, entry
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
@@ -23,6 +25,8 @@ from banksman.errors import BanksmanError, Moving, NameTaken, NotOwner, UsageErr
 from banksman.sessions import known_agents, recovery
 from banksman.sessions.accounts import AccountLimits
 from banksman.sessions.arguments import checked_id, checked_name
+from banksman.sessions.budget_ledger import SharedBudgets
+from banksman.sessions.budgets import HostBudgets
 from banksman.sessions.cluster_hooks import ClusterHooks
 from banksman.sessions.diagnostics import CountTotals
 from banksman.sessions.ownership import ClaimGate, OwnedSession, OwnershipGuard, Startup
@@ -45,12 +49,17 @@ class SessionRegistry:
     """
 
     def __init__(
-        self, store: Log, pool: Pool, redactor: Redactor | None = None, permit: Permit | None = None
+        self,
+        store: Log,
+        pool: Pool,
+        redactor: Redactor | None = None,
+        permit: Permit | None = None,
+        budgets: SharedBudgets | None = None,
     ) -> None:
         """Create a registry for a log.
 
         `permit`: raises if a session may not be opened again with the spec that its log records. It
-        is also called before each start of a process.
+        is also called before each start of a process. `budgets`: budgets that all sessions share.
         """
         self.store = store
         self.permit = permit
@@ -58,6 +67,8 @@ class SessionRegistry:
         self.totals = CountTotals()
         # Set on a cluster member: announces its sessions to the other hosts.
         self.cluster_hooks: ClusterHooks | None = None
+        # The budgets that all sessions of the host share; None: there are none.
+        self.budgets = None if budgets is None else HostBudgets(store, budgets)
         self._guard = OwnershipGuard()
         store.guard(self._guard)
         self._pool = pool
@@ -247,6 +258,7 @@ class SessionRegistry:
             )
 
         hooks = self.cluster_hooks
+        self._share_budgets(spec)
         past = await recovery.take_over(
             self.store,
             session.id,
@@ -275,6 +287,7 @@ class SessionRegistry:
             redactor=self.redactor,
             account=startup.account,
             agent=session.agent,
+            budgets=self.budgets,
         )
         owned.limits.on_limit = spec.on_limit
         startup.callbacks = owned.callbacks
@@ -289,6 +302,9 @@ class SessionRegistry:
         if self.cluster_hooks is not None:
             self.cluster_hooks.on_open(session)
         await self._table.forget_closed()
+
+    def _share_budgets(self, spec: SessionSpec) -> None:
+        spec.config = replace(spec.config, shares_budget=self.budgets is not None)
 
     def _on_turn_over(self, session: Session, turn: str) -> None:
         if self.cluster_hooks is not None:
@@ -305,6 +321,7 @@ class SessionRegistry:
         self, session: Session, spec: SessionSpec, on_question: OnQuestion | None
     ) -> Session:
         startup = self._startups[session.id]
+        self._share_budgets(spec)
         before = startup.next
         if spec.profile.name != before.profile.name:
             raise _of_another_agent(session.name, before.profile.name, session.id)
@@ -481,6 +498,8 @@ class SessionRegistry:
         self._table.end()
         if self._cleanup is not None:
             await self._cleanup.stop()
+        if self.budgets is not None:
+            await self.budgets.close()
         await self._gate.wait_idle()
         await self._table.keep_rest()
         self._guard.close()

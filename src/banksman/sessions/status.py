@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.dialects.meaning import LimitWindow
+from banksman.core.session import budget_gate
 from banksman.core.session.agent_output import HANDSHAKE
 from banksman.core.session.ask_queue import Hold
+from banksman.core.session.budget import CapUse
 from banksman.core.session.facts import Timer
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.state import Mode, ProcessPhase, Session, Store
@@ -111,6 +113,9 @@ class Status:
     `limited_until`: when its limit ends, in wall clock seconds; None if it is not limited now.
     `retry`: the retry that the running turn waits for. `waits_for_limit`: the queue waits until the
     limit has ended (`on_limit`).
+
+    `budget`: the caps of the session and what is used of them, and the shared caps that hold it
+    back. A cap with `is_reached` is over.
     """
 
     id: str
@@ -140,6 +145,7 @@ class Status:
     limited_until: float | None = None
     retry: RetryStatus | None = None
     waits_for_limit: bool = False
+    budget: tuple[CapUse, ...] = ()
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
@@ -287,6 +293,7 @@ def from_driver(
     questions = (
         *(question.id for question in state.questions),
         *(question.id for question in state.kept if question.decision is None),
+        *(() if state.budget_question is None else (state.budget_question.id,)),
     )
     granted = state.own or state.turn
     return Status(
@@ -342,6 +349,7 @@ def from_driver(
         limited_until=_in_future(state.limited_until, wall),
         retry=_retry(granted, now),
         waits_for_limit=state.limit_wait is not None,
+        budget=(*budget_gate.own_uses(state, now), *budget_gate.shared_holding(state)),
     )
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
+from tests.core.session import exploration_budgets as money
 from tests.core.session import toy
 from tests.core.session.ledger import Ledger, Violation, check, fold
 from tests.core.session.talk import counts_plain_frames
@@ -45,6 +46,7 @@ from banksman.core.session import ask_queue, crash_recovery
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session.ask_queue import Hold
+from banksman.core.session.budget import CapUse
 from banksman.core.session.effects import (
     Accept,
     Append,
@@ -52,6 +54,7 @@ from banksman.core.session.effects import (
     AskToSave,
     CallOnLimit,
     CancelTimer,
+    ClaimBudget,
     CloseQuestion,
     Effect,
     EndHold,
@@ -82,6 +85,8 @@ from banksman.core.session.facts import (
     AskMoved,
     AskWithdrawn,
     Begun,
+    BudgetChanged,
+    BudgetClaimed,
     CloseAsked,
     Committed,
     DrainAsked,
@@ -108,6 +113,7 @@ from banksman.core.session.session_config import Config
 from banksman.core.session.state import OVER, MaySteer, MayWrite, Mode, ProcessPhase, ProcessState, Session, Store
 from banksman.core.session.step import step
 from banksman.core.session.turn import Ask, Turn, TurnPhase
+from banksman.core.session.usage import NO_USAGE
 from banksman.errors import AgentError, StoreError
 
 AT = 0.0
@@ -138,6 +144,7 @@ BUDGETS = (
     *("withdraw", "interrupt", "move", "release", "setting", "reconfigure"),  # callers
     *("drain", "close", "leave", "hurry"),
     *("evict",),  # other sessions
+    *("reach", "refuse"),  # the host's budgets
     *("crash", "claim"),  # this host; another host
     *("limited", "tool", "account"),  # the agent, whose turn meets a limit or uses a tool; another session
 )
@@ -155,6 +162,8 @@ class Scenario:
     # Parts that act before everything else: fewer orders, and fewer states.
     eager: frozenset[str] = frozenset()
     states_max: int = 1_000_000
+    # The shared cap that may be reached.
+    cap: CapUse = money.FULL
 
     @functools.cached_property
     def by_id(self) -> dict[str, Ask]:
@@ -231,6 +240,9 @@ class World(NamedTuple):
     undecided: str = ""
     given_up: frozenset[str] = frozenset()
     tooled: frozenset[str] = frozenset()
+    # Turns (keys) for which the session claims a part of the shared budgets, and those that got it.
+    claims: frozenset[str] = frozenset()
+    granted: frozenset[str] = frozenset()
 
     def spend(self, name: str) -> World:
         index = BUDGETS.index(name)
@@ -265,6 +277,7 @@ def moves(scenario: Scenario, world: World) -> Iterator[Move]:
     yield from _by_log(world, budget)
     yield from _by_process(world, budget)
     yield from _by_agent(scenario, world, budget)
+    yield from _by_budgets(scenario, world, budget)
     if budget["crash"] and world.session.store is not Store.LOST:
         yield _crash(scenario, world.spend("crash"))
     for subject in sorted(world.timers, key=_timer_order):
@@ -345,7 +358,9 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
             released = world.spend("release")._replace(holds=_with(world.holds, index, Life.OVER))
             yield Move("other", HoldReleased(AT, hold), released)
     if world.question:
-        yield Move("other", QuestionAnswered(AT, world.question, DENIED), world)
+        is_about_budget = world.session.budget_question is not None
+        for decision in money.ANSWERS if is_about_budget else (DENIED,):
+            yield Move("other", QuestionAnswered(AT, world.question, decision), world)
     if budget["setting"]:
         changed = world.spend("setting")._replace(change=Life.ASKED)
         yield Move("other", SettingAsked(AT, "change", "model", "large"), changed)
@@ -371,6 +386,21 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
         # A deadline in the future, and one that is reached already.
         yield Move("other", LeaveAsked(AT, AT + 1.0), world.spend("hurry"))
         yield Move("other", LeaveAsked(AT, AT), world.spend("hurry"))
+
+
+def _by_budgets(scenario: Scenario, world: World, budget: Mapping[str, int]) -> Iterator[Move]:
+    caps = (scenario.cap,)
+    for key in sorted(world.claims):
+        decided = world._replace(claims=world.claims - {key})
+        granted = decided._replace(granted=world.granted | {key})
+        yield Move("world", BudgetClaimed(AT, key, True, world.session.shared), granted)
+        if budget["refuse"] and scenario.cap.concerns(scenario.by_id[key.split("#")[0]].caller):
+            yield Move("other", BudgetClaimed(AT, key, False, caps), decided.spend("refuse"))
+    if world.session.shared:
+        # The next day.
+        yield Move("world", BudgetChanged(AT, ()), world)
+    elif budget["reach"]:
+        yield Move("other", BudgetChanged(AT, caps), world.spend("reach"))
 
 
 def _interrupted(world: World, id: str) -> World:
@@ -429,6 +459,7 @@ def _crash(scenario: Scenario, world: World) -> Move:
         untold=frozenset(),
         undecided="",
         given_up=frozenset(),
+        claims=frozenset(),
         change=Life.UNASKED if world.change == Life.UNASKED else Life.OVER,
         # A caller that saw the question elsewhere can still answer it.
         late=frozenset(f for f in _closed(world, world.question).late if isinstance(f, QuestionAnswered)),
@@ -628,13 +659,19 @@ def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> Wo
             return world._replace(is_sweeping=True)
         case AskHuman(question=question):
             check(not world.question, "G2", "the question is asked twice")
-            check(question not in world.seen, "G4", f"{question} was the name of another question")
+            # All questions about the budget are the same question: see `budget_gate`.
+            is_new = question not in world.seen or question.startswith("q-0.")
+            check(is_new, "G4", f"{question} was the name of another question")
             return world._replace(question=question, seen=world.seen | {question})
         case ReportIdle():
+            is_needless = not world.ledger.open or money.waits(world.session, world.ledger)
             waits = world.session.limit_wait is not None and not world.ledger.turn and world.ledger.own is None
-            check(not world.ledger.open or waits, "G6", f"nobody needs the process, and {world.ledger.open} are open")
+            check(is_needless or waits, "G6", f"nobody needs the process, and {world.ledger.open} are open")
             check(not world.agent.has_task or world.agent.owed, "G6", "nobody needs the process, and a task runs in it")
             return world
+        case ClaimBudget(key=key):
+            check(key not in world.granted, "budget", f"{key} claims twice")
+            return world._replace(claims=world.claims | {key})
         case ReportReady() | AskToSave() | HoldConversation() | ReportLimit():
             return world
         case WaitUntil(subject=subject):
@@ -757,6 +794,7 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
         ask = next(ask for ask in scenario.asks if ask.ref[:-4] == ref[:-4])
         check(any(member.id == ask.id for member in turn), "G3", f"{data} is written and {turn} was granted")
         check(ref not in world.sent, "G4", f"{data} is written again: an agent may drop what it has seen")
+        money.check_prompt(world.session, world.ledger, world.granted, ask.caller)
         world = world._replace(sent=world.sent | {ref})
         if turn[0].id == ask.id and len(turn) == 1:
             check(
@@ -778,6 +816,8 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
 
     def may_pass(granted: str, other: str) -> bool:
         if other in session.collecting:
+            return True
+        if any(use.concerns(scenario.by_id[other].caller) for use in session.shared):
             return True
         hold = session.hold
         asks = scenario.by_id
@@ -833,7 +873,7 @@ def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: byte
     if b'"outcome":"interrupted"' in data:
         by_other = any(other.on_busy == "interrupt" and other.priority >= ask.priority for other in asked)
         is_wanted = together & world.unwanted or world.session.mode is not Mode.OPEN
-        has_clock = bool(scenario.config.get("clocks"))
+        has_clock = bool(scenario.config.get("clocks")) or world.session.config.on_budget != "queue"
         check(is_wanted or by_other or has_clock, "G4", f"{id} is interrupted and nobody wanted it")
     if b'"outcome":"refused"' in data:
         is_leaving = world.session.mode in (Mode.LEAVING, Mode.PARTING, Mode.LEFT)
@@ -865,6 +905,7 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
         return
     if session.mode is Mode.OPEN:
         _check_urgency(world)
+    money.check_state(session, world.ledger)
     if session.mode in (Mode.OPEN, Mode.DRAINING):
         for ask, life in zip(scenario.asks, world.asks, strict=True):
             is_watched = (Timer.DEADLINE, ask.id) in world.timers or ask.id in world.unwanted
@@ -885,6 +926,8 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
         and session.limits is before.limits
         and session.limited_until is before.limited_until
         and session.questions is before.questions
+        and (session.used is before.used and session.told is before.told and session.raised is before.raised)
+        and session.budget_question is before.budget_question
         and before.store is Store.WORKING
     ):
         return
@@ -896,7 +939,9 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
 
 
 def _check_questions(scenario: Scenario, world: World) -> None:
-    open_ones = [(question.id, question.turn) for question in world.session.questions]
+    about_budget = world.session.budget_question
+    all_open = (*world.session.questions, *(() if about_budget is None else (about_budget,)))
+    open_ones = [(question.id, question.turn) for question in all_open]
     logged = [(question.id, question.turn) for question in world.mirror.questions]
     if world.budget[BUDGETS.index("fail")] < scenario.budget.get("fail", 0):
         # A question from the time when the log failed is not in the log. But no question is open only in the log.
@@ -919,6 +964,9 @@ def _check_urgency(world: World) -> None:
         passes = hold is None or waiting.priority > hold.priority
         if waiting.id in session.collecting or not passes or waiting.priority <= 0:
             continue
+        caller = waiting.ask.caller if isinstance(waiting, Turn) and waiting.ask is not None else None
+        if isinstance(waiting, Turn) and money.holds_back(session, world.ledger, caller):
+            continue
         for turn in (session.turn, session.own):
             is_running = turn is not None and turn.phase is TurnPhase.RUNNING and turn.boundary is None
             check(
@@ -935,6 +983,7 @@ def projection(session: Session) -> tuple[object, ...]:
     return (
         *(tuple(map(_brief, queue)), _brief(session.turn), _brief(session.own)),
         *(session.conversation, session.settings, session.limits, session.limited_until),
+        *(session.used, session.told, session.raised),
     )
 
 
@@ -974,8 +1023,10 @@ def key(world: World) -> tuple[object, ...]:
         *(_turn_key(session.turn), _turn_key(session.own), session.clocks, _process_key(process)),
         tuple((question.asked.request, question.turn) for question in session.questions),
         *(deferred, session.store, session.store_retries, tuple((id, kind) for id, kind, _ in session.unwritten)),
-        *(world.agent, world.sent, world.budget, world.asks, world.holds, world.ledger, world.durable),
-        tuple(unlogged.ledger for unlogged in world.unlogged),
+        *(world.agent, world.sent, world.budget, world.asks, world.holds),
+        *(_ledger_key(session, ledger) for ledger in (world.ledger, world.durable)),
+        tuple(_ledger_key(session, unlogged.ledger) for unlogged in world.unlogged),
+        *(money.key(session), world.claims, world.granted),
         *(world.is_asked_for, world.is_alive, world.has_exited, world.is_told_to_stop, world.is_writing, world.is_cut),
         frozenset(_timer_key(session, subject) for subject in world.timers),
         *(world.interrupts, world.unwanted, world.change, world.is_finished),
@@ -986,6 +1037,11 @@ def key(world: World) -> tuple[object, ...]:
     )
 
 
+def _ledger_key(session: Session, ledger: Ledger) -> Ledger:
+    """Without a budget, the amount that was spent does not matter."""
+    return ledger if session.config.budget is not None else ledger._replace(spent=(0, 0))
+
+
 def _mirrors(world: World) -> tuple[SessionHistory, ...]:
     return (world.durable_mirror, *(unlogged.mirror for unlogged in world.unlogged))
 
@@ -993,6 +1049,8 @@ def _mirrors(world: World) -> tuple[SessionHistory, ...]:
 def _past_key(past: SessionHistory) -> tuple[object, ...]:
     session = past.session
     questions = tuple((question.turn, question.is_kept) for question in past.questions)
+    if session.config.budget is None:
+        session = replace(session, used=NO_USAGE)
     return projection(session), session.mode, session.own_count, questions
 
 
@@ -1066,6 +1124,8 @@ def _question_key(session: Session, question: str) -> object:
 
     The name of a question contains its place in the log. Only at that place could a new question get the same name.
     """
+    if session.budget_question is not None and session.budget_question.id == question:
+        return "budget"
     requests = tuple(waiting.asked.request for waiting in session.questions if waiting.id == question)
     seq = question.rpartition(".")[2]
     return requests or (max(0, int(seq) - session.head) if seq.isdecimal() else question)
@@ -1182,7 +1242,8 @@ class _Search:
         is_closing = world.session.mode not in (Mode.OPEN, Mode.DRAINING) and not world.is_finished
         owes = any(life == Life.ASKED for _, life in world.interrupts)
         waits = Life.ASKED in world.holds or world.change == Life.ASKED
-        self.is_over.append(not _open_asks(world) and not owes and not is_closing and not waits)
+        is_answered = not _open_asks(world) or money.waits(world.session, world.ledger)
+        self.is_over.append(is_answered and not owes and not is_closing and not waits)
         turns = (world.session.turn, world.session.own)
         is_running = any(turn is not None and turn.phase is TurnPhase.RUNNING for turn in turns)
         self.is_at_work.append(is_running and world.is_alive and not world.is_told_to_stop)

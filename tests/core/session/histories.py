@@ -39,6 +39,7 @@ from banksman.core.process_facts import Exited, Started, StartFailed, WriteFaile
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.budget import Budget
 from banksman.core.session.effects import Append, Effect
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.facts import (
@@ -56,11 +57,12 @@ from banksman.core.session.facts import (
     InterruptAsked,
     LeaveAsked,
     ProcessReported,
+    QuestionAnswered,
     SettingAsked,
     TimerFired,
 )
 from banksman.core.session.history import SessionHistory
-from banksman.core.session.permissions import Verdict
+from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Session
 from banksman.errors import ErrorKind
@@ -239,6 +241,18 @@ def _limits() -> Told:
     return talk
 
 
+def _budget() -> Told:
+    """A budget that is used up, raised by a person, and nearly used up again."""
+    talk = Told(config=replace(TELLING, budget=Budget(tokens=10), on_budget="ask"))
+    talk.serve(ask("a", NORMAL), tokens=Tokens(9))
+    talk.serve(ask("b", NORMAL), tokens=Tokens(9))
+    question = talk.state.budget_question
+    assert question is not None
+    talk.tell(QuestionAnswered(0.0, question.id, Decision(allows=True, option="raise")))
+    talk.serve(ask("c", NORMAL), tokens=Tokens(8))
+    return talk
+
+
 def _imported() -> Told:
     """An imported log: its original opening, queue and conversation do not belong to the new session."""
     first = open_talk()
@@ -332,6 +346,7 @@ def _asked_and_added() -> Told:
 _TALKS = {
     "costs and settings": _costs_and_settings,
     "limits": _limits,
+    "budget": _budget,
     "imported": _imported,
     "a question is kept": _kept,
     "adopted": functools.partial(_adopted, fork=False, is_known=True),

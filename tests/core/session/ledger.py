@@ -47,6 +47,8 @@ class Ledger(NamedTuple):
     is_counted: bool = False
     # Until when the account is limited.
     limited: float | None = None
+    # All input tokens and turns that were ever counted.
+    spent: tuple[int, int] = (0, 0)
 
     @property
     def open(self) -> frozenset[str]:
@@ -73,9 +75,11 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
         return ledger._replace(limited=msgspec.json.decode(data)["limited_until"])
     if not kind.startswith(("turn.", "queue.", "usage.")):
         return ledger
-    assert id is not None
     body: dict[str, Any] = msgspec.json.decode(data)
-    ledger = ledger._replace(limited=_limited(ledger, kind, body))
+    ledger = _spend(ledger._replace(limited=_limited(ledger, kind, body)), body)
+    if kind == kinds.USAGE_REPORTED and id is None:
+        return ledger  # Usage whose events the log had lost.
+    assert id is not None
     match kind:
         case kinds.TURN_QUEUED:
             check(id not in ledger.queued, "log", f"{id} was queued twice")
@@ -118,6 +122,14 @@ def _limited(ledger: Ledger, kind: str, body: dict[str, Any]) -> float | None:
         return None
     told = (body.get("failure") or body).get("limited_until")
     return ledger.limited if told is None else told
+
+
+def _spend(ledger: Ledger, body: dict[str, Any]) -> Ledger:
+    added = body.get("added")
+    if added is None:
+        return ledger
+    tokens, turns = ledger.spent
+    return ledger._replace(spent=(tokens + added["tokens"]["input"], turns + added["turns"]))
 
 
 def _count(ledger: Ledger, id: str, body: dict[str, Any]) -> Ledger:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from tests.core.session import (
     test_agent_conversation,
     test_background_tasks,
+    test_budget,
     test_crash_recovery,
     test_deadlines,
     test_history,
@@ -35,6 +36,7 @@ from banksman.core.session import (
     agent_output,
     ask_queue,
     asks,
+    budget_gate,
     crash_recovery,
     durability,
     grants,
@@ -56,6 +58,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session import questions as questioning
 from banksman.core.session.ask_queue import BACKGROUND, Queue, Waiting
+from banksman.core.session.budget import CapUse
 from banksman.core.session.effects import Effect, ReportIdle, Resolve, StartProcess, TellAnswer
 from banksman.core.session.event import Entry, Event, entry
 from banksman.core.session.facts import Timer
@@ -137,6 +140,84 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
             work.set_turn(replace(turn, meter=replace(turn.meter, logged=NO_USAGE)))
 
     return report
+
+
+# -- budgets ---------------------------------------------------------------------------------------------------------
+@_mutant("budget forgotten on replay", pasts, "_use", "a budget, and a host that dies")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def use(state: Session, event: Event) -> Session:
+        return state
+
+    return use
+
+
+@_mutant("turn granted although its budget is used up", budget_gate, "reached", "a budget")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def reached(state: Session, at: float) -> tuple[CapUse, ...]:
+        return state.shared
+
+    return reached
+
+
+@_mutant("budget not compared before a granted turn is sent", budget_gate, "must_wait", "a shared budget")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def must_wait(work: Transition, turn: Turn) -> bool:
+        return False
+
+    return must_wait
+
+
+@_mutant("prompt sent before its claim is decided", budget_gate, "claim", "a shared budget")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def claim(work: Transition, turn: Turn) -> Turn:
+        return replace(right(work, turn), may_spend=True)
+
+    return claim
+
+
+@_mutant("steered prompt passes a budget that is used up", budget_gate, "is_held", "a budget, steered")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def is_held(state: Session, caller: str | None, at: float) -> bool:
+        return False
+
+    return is_held
+
+
+@_mutant("turn beyond its budget not stopped", budget_gate, "stop_turns", "a budget that stops")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def stop_turns(work: Transition, caps: Any) -> None:
+        pass
+
+    return stop_turns
+
+
+@_mutant("question about budget left open at the leave", budget_gate, "withdraw", "a budget, and a leave")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def withdraw(work: Transition, by: str) -> None:
+        pass
+
+    return withdraw
+
+
+@_mutant("usage lost with the log", durability, "_lost_usage", "a budget, and a log that fails")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def lost_usage(work: Transition) -> list[Entry]:
+        return []
+
+    return lost_usage
+
+
+@_mutant(
+    "process kept for asks that wait for a budget",
+    idle_process,
+    "has_work",
+    test_budget.test_waiting_asks_do_not_keep_process,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def has_work(state: Session, at: float) -> bool:
+        return state.is_busy
+
+    return has_work
 
 
 # -- assignment of boundaries ----------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from tests.core.session.exploration import Scenario
+from tests.core.session.exploration_budgets import FULL_OF_ALICE, NO_TURN_LEFT
 from tests.core.session.toy import Manners
 
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.budget import Budget
 from banksman.core.session.turn import Ask
 
 
@@ -36,6 +38,10 @@ LAST = ask("last", NORMAL, is_last=True)
 BOUND = ask("bound", NORMAL, on_preempt="requeue", deadline=1.0, due=1.0)
 BOUND_STEER = ask("hasty", NORMAL, on_busy="steer", deadline=1.0, due=1.0)
 BOUND_FIRST, BOUND_SECOND = (ask(id, NORMAL, on_busy="collect", deadline=1.0, due=1.0) for id in ("bf", "bs"))
+
+ALICE = ask("alice", NORMAL, caller="alice")
+ALICE_STEERS = ask("more", NORMAL, on_busy="steer", caller="alice")
+BOB = ask("bob", INTERACTIVE, caller="bob")
 
 ALL = frozenset(("log", "pipe", "start"))
 NAMELESS = Manners(names=False, labels=True, ends=("over",))
@@ -61,6 +67,12 @@ _QUIET = {"quiet_seconds": 0.1}
 _IDLE = {"idle_seconds": 0.0}
 _WAIT = {"on_limit": "wait"}
 _CALL = {"on_limit": "call"}
+_SHARED = {"shares_budget": True}
+
+
+def _budget(on_budget: str, **caps: Any) -> dict[str, Any]:
+    return {"budget": Budget(**caps), "on_budget": on_budget}
+
 
 SCENARIOS = {
     each.name: each
@@ -142,6 +154,27 @@ SCENARIOS = {
         scenario("usage of collected asks", FIRST, SECOND, use=1, exit=1),
         scenario("usage of a steered turn", USUAL, STEER, use=1),
         scenario("usage of a turn that is asked again", PATIENT, URGENT, use=1),
+        scenario("a budget", USUAL, LOW, use=2, config=_budget("queue", tokens=5)),
+        scenario("a budget that stops", USUAL, PATIENT, use=2, own=1, config=_budget("stop", tokens=5)),
+        scenario("a budget that stops, and an urgent ask", PATIENT, URGENT, use=2, config=_budget("stop", tokens=10)),
+        scenario("a budget that asks", USUAL, use=2, close=1, config=_budget("ask", tokens=5)),
+        scenario("a budget of turns", LOW, URGENT, own=1, config=_budget("stop", turns=1)),
+        scenario("a budget of turns that asks", LOW, USUAL, exit=1, drain=1, config=_budget("ask", turns=1)),
+        scenario("a budget, and a host that dies", USUAL, lazy="log", use=1, crash=1, config=_budget("ask", tokens=5)),
+        scenario(
+            "a budget, and a log that fails", USUAL, LOW, lazy="log", use=1, fail=1, config=_budget("queue", tokens=5)
+        ),
+        scenario("a budget that asks, and a log that fails", USUAL, lazy="log", fail=1, config=_budget("ask", turns=1)),
+        scenario("a budget, steered", USUAL, STEER, lazy="log", use=1, config=_budget("queue", tokens=5)),
+        scenario("a budget, and a leave", USUAL, LOW, use=1, leave=1, claim=1, config=_budget("ask", tokens=5)),
+        scenario("a budget of working time", USUAL, LOW, config=_budget("stop", working_seconds=1.0)),
+        scenario("a shared budget", USUAL, PATIENT, lazy="log", reach=1, refuse=1, config=_SHARED),
+        scenario("a shared budget that stops", ALICE, LOW, reach=1, refuse=1, config={**_SHARED, "on_budget": "stop"}),
+        scenario("a caller's budget", ALICE, BOB, reach=1, exit=1, cap=FULL_OF_ALICE, config=_SHARED),
+        scenario("a caller's budget, steered", ALICE, ALICE_STEERS, reach=1, cap=FULL_OF_ALICE, config=_SHARED),
+        scenario("a caller's last turn", ALICE, BOB, reach=1, refuse=1, cap=NO_TURN_LEFT, config=_SHARED),
+        scenario("a shared budget, closed", ALICE, reach=1, refuse=1, close=1, leave=1, config=_SHARED),
+        scenario("a shared budget that asks", ALICE, reach=1, crash=1, config={**_SHARED, "on_budget": "ask"}),
         scenario("tasks in the background", LOW, URGENT, task=1, evict=1, config=_IDLE),
         scenario("a process that is old", LOW, URGENT, task=1, config={"recycle_seconds": 0.0}),
         scenario("a process that has saved", LAST, USUAL, interrupt=1),
@@ -194,7 +227,7 @@ QUICK = frozenset(
     (
         *("a hold, closed", "a leave, steered and merged", "a question that nobody answers", "an exit"),
         *("an own turn and a log that fails", "late facts", "three asks", "who interrupts and who is refused"),
-        *("usage", "usage of collected asks"),
+        *("usage", "usage of collected asks", "a budget that asks", "a shared budget that asks"),
     )
 )
 assert SCENARIOS.keys() > QUICK

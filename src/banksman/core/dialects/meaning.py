@@ -207,6 +207,8 @@ class RequestPurpose(enum.StrEnum):
     # A file or a terminal of the session's workspace. The agent lets its client read, write and
     # run.
     WORKSPACE = "workspace"
+    # No request of the agent: the session asks what to do about a budget that is used up.
+    BUDGET = "budget"
     # A request that Banksman cannot answer.
     UNKNOWN = "unknown"
 

@@ -49,6 +49,7 @@ from banksman.core.dialects.meaning import (
 from banksman.core.session import (
     agent_conversation,
     ask_queue,
+    budget_gate,
     idle_process,
     plain_frames,
     provider_limits,
@@ -138,7 +139,7 @@ def hear(work: Transition, meaning: Meaning) -> None:
             pass
         case ToolBegan(calls=calls, reported=reported):
             if reported is not None:
-                usage.report(work, reported)
+                _on_usage(work, reported)
             _use_tools(work, began=calls)
         case ToolEnded(calls=calls):
             _use_tools(work, ended=calls)
@@ -178,11 +179,17 @@ def _on_provider_report(
 ) -> None:
     match report:
         case UsageReported():
-            usage.report(work, report)
+            _on_usage(work, report)
         case Retrying():
             provider_limits.on_retry(work, report)
         case LimitsReported():
             provider_limits.on_limits(work, report)
+
+
+def _on_usage(work: Transition, report: UsageReported) -> None:
+    """Count a report. A cap that it reaches is acted on before the next frame."""
+    usage.report(work, report)
+    budget_gate.look(work)
 
 
 # -- replies -------------------------------------------------------------------------------------

@@ -10,9 +10,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import PromptRefused
-from banksman.core.session import ask_queue, limit_wait, questions, turn_end, watchdogs
+from banksman.core.session import (
+    ask_queue,
+    budget_gate,
+    limit_wait,
+    questions,
+    turn_end,
+    watchdogs,
+)
 from banksman.core.session import event as kinds
-from banksman.core.session.ask_queue import Hold
+from banksman.core.session.ask_queue import Hold, Queue
 from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject, StartTimer
 from banksman.core.session.facts import LimitDecided, QuestionAnswered, Timer
 from banksman.core.session.outcome import By, Kind, Receipt
@@ -27,6 +34,7 @@ from banksman.core.session.state import (
 )
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Turn, TurnPhase, queued
+from banksman.core.session.usage import caller_of
 from banksman.errors import BanksmanError, Busy, QueueFull
 
 
@@ -45,7 +53,7 @@ def ask(work: Transition, ask: Ask) -> None:
         return
     _make_place(work, ask)
     queue = work.state.queue
-    leader = ask_queue.leader(queue, ask) if ask.on_busy == "collect" else None
+    leader = _leader(state, queue, ask)
     _log_queued(work, ask, leader)
     if leader is not None:
         work.set(queue=ask_queue.join(queue, leader.id, ask))
@@ -55,8 +63,19 @@ def ask(work: Transition, ask: Ask) -> None:
             work.set(collecting=(*work.state.collecting, ask.id))
             work.start_timer(state.config.collect_seconds, Timer.COLLECT, ask.id)
     work.after_commit(Accept(ask.id))
-    if ask.on_busy == "interrupt":
+    if ask.on_busy == "interrupt" and not budget_gate.is_held(work.state, ask.caller, work.at):
         _interrupt_for(work, ask.priority)
+
+
+def _leader(state: Session, queue: Queue, ask: Ask) -> Turn | None:
+    """Return the waiting turn that collects this ask.
+
+    If callers have budgets, asks of two callers do not share a turn: one budget would pay for both.
+    """
+    leader = ask_queue.leader(queue, ask) if ask.on_busy == "collect" else None
+    if leader is None or not state.config.shares_budget:
+        return leader
+    return leader if caller_of(leader) == ask.caller else None
 
 
 def _as_held(state: Session, ask: Ask) -> Ask:
@@ -137,6 +156,8 @@ def _steer(work: Transition, ask: Ask) -> bool:
     turn = state.turn
     if turn is None or not _takes_prompts(state, turn):
         return False
+    if budget_gate.is_held(state, ask.caller, work.at):
+        return False  # It waits, as every ask does while the budget is used up.
     _log_queued(work, ask)
     work.log(ask.id, kinds.TURN_STARTED, into=turn.id, attempt=1)
     work.set_turn(replace(turn, steered=(*turn.steered, ask), unsent=(*turn.unsent, ask.id)))
@@ -157,6 +178,8 @@ def send_steered(work: Transition, key: str, id: str) -> None:
         or id not in turn.unsent
         or not _takes_prompts(work.state, turn)
     ):
+        return
+    if budget_gate.is_held(work.state, caller_of(turn), work.at):
         return
     ask = next(ask for ask in turn.steered if ask.id == id)
     work.set_turn(replace(turn, unsent=tuple(other for other in turn.unsent if other != id)))
@@ -349,6 +372,10 @@ def release(work: Transition, id: str) -> None:
 
 def answer(work: Transition, fact: QuestionAnswered) -> None:
     """Answer a question. If the answer demands it, interrupt the turn as well."""
+    about_budget = work.state.budget_question
+    if about_budget is not None and about_budget.id == fact.question:
+        budget_gate.answer(work, fact.decision)
+        return
     question = questions.answer(work, fact.question, fact.decision)
     if question is None or not fact.decision.interrupts:
         return

@@ -11,7 +11,16 @@ import dataclasses
 
 from msgspec.structs import replace
 
-from banksman.core.session import asks, provider_limits, questions, shutdown, turn_end
+from banksman.core.dialects.meaning import TurnOver
+from banksman.core.session import (
+    asks,
+    budget_gate,
+    provider_limits,
+    questions,
+    shutdown,
+    turn_end,
+    usage,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import (
@@ -25,12 +34,13 @@ from banksman.core.session.effects import (
     SettingTaken,
     TellAnswer,
 )
-from banksman.core.session.event import entry
+from banksman.core.session.event import Entry, entry
 from banksman.core.session.facts import AppendFailed, Timer
 from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.state import OVER, AgentTurnEnded, MaySteer, MayWrite, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
+from banksman.core.session.usage import NO_USAGE, Counted, Usage
 from banksman.errors import BanksmanError
 
 
@@ -50,6 +60,7 @@ def commit(work: Transition, seq: int) -> None:
         for name, value in state.settings:
             work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
         provider_limits.log_limits(work)
+        budget_gate.log_again(work)
     for deferred in released:
         match deferred:
             case MayWrite(key=key):
@@ -58,7 +69,7 @@ def commit(work: Transition, seq: int) -> None:
                     work.set_turn(replace(turn, may_write=True))
             case MaySteer(key=key, ask=ask):
                 asks.send_steered(work, key, ask)
-            case AgentTurnEnded():
+            case AgentTurnEnded() | Counted():
                 pass
             case _:
                 work.do(deferred)
@@ -95,6 +106,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     Without a log there is no proof of the agent's actions.
     """
     state = work.state
+    lost = _lost_usage(work)
     work.set(store=Store.BROKEN, store_error=error, head=state.committed, deferred=())
     outcome = Outcome(kind=kind, error=error, durable=False)
     unaccepted = [deferred.turn for _, deferred in state.deferred if isinstance(deferred, Accept)]
@@ -140,12 +152,36 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
         # open.
         if over.seq <= state.committed:
             turn_end.log_ended(work, over.turn, outcome, By.EXIT)
+    work.set(unwritten=(*lost, *work.state.unwritten))
     work.set(queue=(), collecting=(), hold=None, turn=None, own=None, clocks=())
     # The process must stop even if the store recovers: the log cannot account for what it did
     # meanwhile.
     work.stop_process()
     work.set_process(tasks=())
     questions.lose_all(work)
+    budget_gate.withdraw(work, "store")
+
+
+def _lost_usage(work: Transition) -> list[Entry]:
+    """Return entries with the usage that the log does not have, one for each caller.
+
+    It was in events that are not durable, or belongs to the turns that are open now.
+    """
+    state = work.state
+    sums: dict[str | None, Usage] = {}
+    for _, deferred in state.deferred:
+        if isinstance(deferred, Counted):
+            sums[deferred.caller] = sums.get(deferred.caller, NO_USAGE).plus(deferred.added)
+    for turn in (state.own, state.turn):
+        used = None if turn is None else usage.final(turn, TurnOver(), work.at)
+        if turn is not None and used is not None:
+            caller, added = usage.caller_of(turn), used.minus(turn.meter.logged)
+            sums[caller] = sums.get(caller, NO_USAGE).plus(added)
+            work.set(used=work.state.used.plus(added))
+    return [
+        entry(None, kinds.USAGE_REPORTED, caller=caller, added=added, used=added)
+        for caller, added in sums.items()
+    ]
 
 
 def retry(work: Transition) -> None:

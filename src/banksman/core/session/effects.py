@@ -247,6 +247,16 @@ class CallOnLimit(Struct, frozen=True):
     waiting: tuple[str, ...]
 
 
+class ClaimBudget(Struct, frozen=True):
+    """Claim a part of the shared budgets for a granted turn (key). `BudgetClaimed` reports it.
+
+    `caller`: the caller under which the turn counts. The claim ends with the turn.
+    """
+
+    key: str
+    caller: str | None
+
+
 class Finish(Struct, frozen=True):
     """Report that the session is closed or has left: nothing of it remains on this host."""
 
@@ -281,4 +291,5 @@ Effect = (
     | WaitUntil
     | ReportLimit
     | CallOnLimit
+    | ClaimBudget
 )

@@ -63,6 +63,10 @@ USAGE_REPORTED = "usage.reported"
 PROVIDER_RETRYING = "provider.retrying"
 # usage windows of the agent's account, when a report changes them
 LIMITS_CHANGED = "limits.changed"
+# most of a cap is used, and all of it is used; `scope`: session, host or caller
+BUDGET_WARNING = "budget.warning"
+BUDGET_EXCEEDED = "budget.exceeded"
+BUDGET_RAISED = "budget.raised"  # a person has raised the session's own budget
 # Created for one reader, never stored: the events that retention has removed.
 STREAM_GAP = "stream.gap"
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from banksman.core.dialects.meaning import Meaning
 from banksman.core.process_facts import Report, Swept
+from banksman.core.session.budget import CapUse
 from banksman.core.session.permissions import Decision
 from banksman.core.session.session_config import Config
 from banksman.core.session.turn import Ask
@@ -46,6 +47,7 @@ class Timer(enum.Enum):
     DEADLINE = "deadline"  # an ask (id): it should be over
     BACKGROUND = "background"  # the session: a drain has waited long enough for background tasks
     LIMIT = "limit"  # a wait (key): the limit of the account should be over
+    BUDGET = "budget"  # the session: its working time may have reached a cap
 
 
 Subject = tuple[Timer, str]
@@ -205,6 +207,33 @@ class LimitDecided(Struct, frozen=True):
     fails: bool
 
 
+# -- from the host's budgets ---------------------------------------------------------------------
+class BudgetChanged(Struct, frozen=True):
+    """These shared caps are reached now, and no others."""
+
+    at: float
+    reached: tuple[CapUse, ...]
+
+
+class BudgetWarned(Struct, frozen=True):
+    """Usage of this session has brought a shared cap near its end."""
+
+    at: float
+    use: CapUse
+
+
+class BudgetClaimed(Struct, frozen=True):
+    """The host decided whether a granted turn (key) may spend from the shared budgets.
+
+    `reached`: as in `BudgetChanged`. If the turn may not spend, a cap among them is the reason.
+    """
+
+    at: float
+    key: str
+    granted: bool
+    reached: tuple[CapUse, ...] = ()
+
+
 # -- from the log --------------------------------------------------------------------------------
 class Committed(Struct, frozen=True):
     """Everything up to this seq is durable."""
@@ -298,4 +327,5 @@ CallerFact = (
 )
 # These name a process. A fact about a process that was replaced is stale.
 AgentFact = ProcessReported | FramesRead | ConversationTaken | TerminalsEnded
-Fact = CallerFact | AgentFact | Committed | AppendFailed | TimerFired
+BudgetFact = BudgetChanged | BudgetWarned | BudgetClaimed
+Fact = CallerFact | AgentFact | BudgetFact | Committed | AppendFailed | TimerFired

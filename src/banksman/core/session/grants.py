@@ -15,6 +15,7 @@ from banksman.core.session import (
     agent_conversation,
     ask_queue,
     asks,
+    budget_gate,
     idle_process,
     limit_wait,
     shutdown,
@@ -40,6 +41,7 @@ from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
 
 def advance(work: Transition) -> None:
     """Do everything that has become possible."""
+    budget_gate.look(work)
     state = work.state
     if state.mode in (Mode.DRAINING, Mode.LEAVING):
         if state.own is not None:
@@ -73,7 +75,8 @@ def _make_room(work: Transition) -> None:
         return
     for turn in (state.own, state.turn):
         if turn is not None and state.queue:
-            ready = ask_queue.ready(state.queue, hold=state.hold, collecting=state.collecting)
+            queue = budget_gate.servable(state, state.queue, work.at)
+            ready = ask_queue.ready(queue, hold=state.hold, collecting=state.collecting)
             if any(ask_queue.displaces(waiting, turn) for waiting in ready):
                 turn_end.stop(work, turn, Cause.PREEMPT)
 
@@ -91,12 +94,12 @@ def _write_prompt(work: Transition) -> None:
         # The limit became known after the grant.
         turn_end.put_back(work, turn.requeued())
         return
-    if not _is_free(state):
+    if not turn.may_spend or not _is_free(state):
         return
     assert turn.ask is not None
-    if state.process.stale is Replacement.NOW:
-        # The process became stale after the grant. No byte of the prompt was sent, so the turn can
-        # wait again.
+    if state.process.stale is Replacement.NOW or budget_gate.must_wait(work, turn):
+        # The process became stale after the grant, or a budget was used up. No byte of the prompt
+        # was sent, so the turn can wait again.
         turn_end.put_back(work, turn.requeued())
         return
     turn = replace(turn.moved(Move.WRITE), began_at=work.at)
@@ -126,16 +129,22 @@ def _give_up_start(work: Transition) -> None:
     The process may still wait for a place in the pool, or take one from another session. So also
     if the ask waits for a limit of the account.
     """
-    process = work.state.process
-    is_needed = work.state.is_busy and work.state.limit_wait is None
-    if process.phase is ProcessPhase.STARTING and not process.is_there and not is_needed:
+    state = work.state
+    process = state.process
+    if process.phase is not ProcessPhase.STARTING or process.is_there:
+        return
+    if state.limit_wait is not None or not idle_process.has_work(state, work.at):
         work.stop_process()
 
 
 def choose(work: Transition, queue: Queue) -> Waiting | None:
-    """Return the entry of this queue to serve next, with the session's hold and settings."""
+    """Return the entry of this queue to serve next, with the session's hold and settings.
+
+    A turn that a budget holds back is not served.
+    """
     state = work.state
     seconds = state.config.ageing_seconds
+    queue = budget_gate.servable(state, queue, work.at)
     return ask_queue.choose(
         queue, work.at, hold=state.hold, ageing_seconds=seconds, collecting=state.collecting
     )
@@ -175,6 +184,7 @@ def _grant(work: Transition) -> None:
                 asks.take_out(work, chosen)
                 standing = ask_queue.standing(chosen, work.at, state.config.ageing_seconds)
                 turn = replace(chosen.moved(Move.GRANT), standing=standing, granted_at=work.at)
+                turn = budget_gate.claim(work, turn)
                 work.set(turn=turn)
                 work.log(
                     turn.id,

@@ -19,10 +19,12 @@ import msgspec
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import BackgroundTask
-from banksman.core.session import account_limits, ask_queue
+from banksman.core.session import account_limits, ask_queue, usage_events
+from banksman.core.session import budget as budgets
 from banksman.core.session import event as kinds
 from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold
+from banksman.core.session.budget import RaisedBudget, Told
 from banksman.core.session.event import Entry, Event
 from banksman.core.session.idempotency import IdempotencyKey, IdempotencyKeys
 from banksman.core.session.outcome import Kind, tasks_of
@@ -30,7 +32,7 @@ from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
-from banksman.core.session.usage import Meter, Usage
+from banksman.core.session.usage import NO_USAGE, Meter, Usage
 from banksman.errors import StoreTooNew
 
 _FRAMES = kinds.FRAMES
@@ -51,6 +53,9 @@ _OF_SESSION = (
     "mode",
     "limits",
     "limited_until",
+    "used",
+    "raised",
+    "told",
 )
 _OF_PAST = ("questions", "process")
 
@@ -72,6 +77,18 @@ def replay(events: Iterable[Event], config: Config, after: Session | None = None
 
 def fold_event(state: Session, event: Event) -> Session:
     """Apply one event of Banksman's own kinds to the state. Its seq is not checked."""
+    return _fold_event(_use(state, event), event)
+
+
+def _use(state: Session, event: Event) -> Session:
+    """Add the usage in an event to the sum of the session."""
+    if event.kind not in usage_events.KINDS:
+        return state
+    found = usage_events.addition(event.kind, event.data)
+    return state if found is None else replace(state, used=state.used.plus(found.usage))
+
+
+def _fold_event(state: Session, event: Event) -> Session:
     turn = event.turn
     match event.kind:
         case kinds.TURN_QUEUED:
@@ -164,6 +181,14 @@ def _fold_session(state: Session, event: Event) -> Session:
             body = event.body
             windows = account_limits.from_json(body["windows"])
             return replace(state, limits=windows, limited_until=body["limited_until"])
+        case kinds.BUDGET_WARNING | kinds.BUDGET_EXCEEDED:
+            body = event.body
+            if body["scope"] != "session":
+                return state
+            told = (event.kind, body["unit"], body["cap"])
+            return replace(state, told=budgets.with_told(state.told, told))
+        case kinds.BUDGET_RAISED:
+            return replace(state, raised=msgspec.convert(event.body, RaisedBudget))
         case kinds.SESSION_CLOSED:
             return replace(state, mode=Mode.CLOSED)
         case kinds.SESSION_STORE_RETURNED:
@@ -493,6 +518,9 @@ class _Saved(
     tasks: tuple[BackgroundTask, ...] = ()
     limits: Windows = ()
     limited_until: float | None = None
+    used: Usage = NO_USAGE
+    raised: RaisedBudget | None = None
+    told: Told = ()
 
 
 class _Form(msgspec.Struct, frozen=True):

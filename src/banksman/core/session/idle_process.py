@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from banksman.core.session import asks
+from banksman.core.session import asks, budget_gate
 from banksman.core.session import event as kinds
 from banksman.core.session.effects import AskToSave, ReportIdle
 from banksman.core.session.facts import Timer
@@ -32,7 +32,7 @@ from banksman.errors import AgentError
 def look(work: Transition) -> None:
     """Check whether the process is idle now, and start or end its idle time."""
     state = work.state
-    if _is_idle(state):
+    if _is_idle(state, work.at):
         if state.process.stale is not Replacement.NO:
             retire(work, "old" if state.process.stale is Replacement.WHEN_QUIET else "stale")
         elif state.idle_since is None:
@@ -52,11 +52,22 @@ def wake(work: Transition) -> None:
         work.set(idle_since=None)
 
 
-def _is_idle(state: Session) -> bool:
+def has_work(state: Session, at: float) -> bool:
+    """Whether a turn, a hold or a queue entry needs a process, now or soon.
+
+    Asks that wait for a budget, or for a limit of the account, need none.
+    """
+    return state.is_busy and (
+        state.turn is not None
+        or state.own is not None
+        or state.hold is not None
+        or (state.limit_wait is None and bool(budget_gate.servable(state, state.queue, at)))
+    )
+
+
+def _is_idle(state: Session, at: float) -> bool:
     process = state.process
-    # A queue that waits for a limit of the account needs no process until the limit has ended.
-    has_work = state.is_busy and not state.only_waits_for_limit
-    is_wanted = has_work or bool(state.questions or state.callbacks)
+    is_wanted = has_work(state, at) or bool(state.questions or state.callbacks)
     is_working = bool(process.tasks or process.changes or process.unacknowledged or process.outbox)
     is_there = (
         process.phase is ProcessPhase.READY

@@ -71,7 +71,7 @@ def on_request(work: Transition, asked: Requested) -> None:
             _call_back(work, asked)
         case RequestPurpose.WORKSPACE:
             _serve(work, asked)
-        case RequestPurpose.UNKNOWN:
+        case RequestPurpose.UNKNOWN | RequestPurpose.BUDGET:
             _refuse(work, asked, f"Banksman does not answer {asked.subtype!r}")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from banksman.core.dialects.dialect import PLAIN, Dialect, Setup
+from banksman.core.session.budget import Budget
 from banksman.core.session.permissions import Rules
 
 
@@ -68,3 +69,9 @@ class Config(Struct, frozen=True, kw_only=True):
     # What asks do while the agent's account is limited: "fail", "wait" for the reset, or "call" the
     # caller, which decides: see limit_wait.py.
     on_limit: str = "fail"
+    # The budget of the session over its whole life, and what happens when one is used up: "ask",
+    # "stop" or "queue"; see budget_gate.py. `shares_budget`: the host has budgets that sessions
+    # share.
+    budget: Budget | None = None
+    on_budget: str = "queue"
+    shares_budget: bool = False

@@ -27,6 +27,7 @@ from banksman.core.session.facts import (
     CallerFact,
     CloseAsked,
     InterruptAsked,
+    Subject,
     Timer,
 )
 from banksman.core.session.outcome import By, Kind
@@ -86,6 +87,14 @@ def leave(work: Transition, by: float | None) -> None:
     elif work.state.leave_by is None or by < work.state.leave_by:
         work.set(leave_by=by)
         work.do(StartTimer(by, LEAVE))
+
+
+def expire(work: Transition, subject: Subject) -> None:
+    """Handle an expired timer of the shutdown."""
+    if subject == LEAVE:
+        hurry(work)
+    elif subject == BACKGROUND:
+        stop_waiting_for_tasks(work)
 
 
 def hurry(work: Transition) -> None:

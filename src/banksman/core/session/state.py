@@ -17,6 +17,7 @@ from banksman.core.dialects.dialect import ProtocolState
 from banksman.core.dialects.meaning import BackgroundTask, Requested
 from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold, Queue
+from banksman.core.session.budget import CapUse, RaisedBudget, Told
 from banksman.core.session.effects import (
     Accept,
     Finish,
@@ -30,6 +31,7 @@ from banksman.core.session.event import Entry
 from banksman.core.session.permissions import Decision
 from banksman.core.session.session_config import Config
 from banksman.core.session.turn import Turn
+from banksman.core.session.usage import NO_USAGE, Counted, Usage
 from banksman.core.session.watchdogs import Clocks
 from banksman.errors import BanksmanError, Closed, Moving, Refused
 
@@ -244,6 +246,7 @@ Deferred = (
     | MaySteer
     | SettingTaken
     | TellAnswer
+    | Counted
 )
 
 
@@ -312,6 +315,20 @@ class Session(Struct, frozen=True, kw_only=True):
     limit_wait: LimitWait | None = None
     limit_passed: float | None = None
     limit_failed: float | None = None
+    # The usage of the session over its whole life: the sum of what the log adds. See
+    # budget_gate.py for the following ones.
+    used: Usage = NO_USAGE
+    raised: RaisedBudget | None = None
+    # Caps of the session that the log has as nearly or fully used: event kind, unit and cap.
+    told: Told = ()
+    # Shared caps that are reached, and those of them that the log of this session has.
+    shared: tuple[CapUse, ...] = ()
+    shared_told: tuple[tuple[str, str, str | None], ...] = ()
+    # The question to a person about a budget that is used up, and whether it was answered.
+    budget_question: AgentRequest | None = None
+    is_budget_answered: bool = False
+    # When the working time is to be compared with its cap.
+    budget_due: float | None = None
 
     @property
     def speaking(self) -> Turn | None:
@@ -322,7 +339,11 @@ class Session(Struct, frozen=True, kw_only=True):
 
     def open_question(self, id: str) -> AgentRequest | KeptQuestion | None:
         """Return the question with this name, if it waits for an answer."""
-        waiting = (*self.questions, *(kept for kept in self.kept if kept.decision is None))
+        waiting = (
+            *self.questions,
+            *(kept for kept in self.kept if kept.decision is None),
+            *(() if self.budget_question is None else (self.budget_question,)),
+        )
         return next((question for question in waiting if question.id == id), None)
 
     @property
@@ -334,12 +355,6 @@ class Session(Struct, frozen=True, kw_only=True):
             or self.hold is not None
             or bool(self.queue)
         )
-
-    @property
-    def only_waits_for_limit(self) -> bool:
-        """Whether only a limit of the account keeps the session from being idle."""
-        uses = (self.turn, self.own, self.hold)
-        return self.limit_wait is not None and all(use is None for use in uses)
 
 
 # Errors for requests that reach a closing or leaving session: retry elsewhere, or wait.

@@ -33,6 +33,7 @@ from banksman.core.process_facts import (
 from banksman.core.session import (
     agent_output,
     asks,
+    budget_gate,
     durability,
     grants,
     idle_process,
@@ -54,6 +55,9 @@ from banksman.core.session.facts import (
     AskMoved,
     AskWithdrawn,
     Begun,
+    BudgetChanged,
+    BudgetClaimed,
+    BudgetWarned,
     CallbackAnswered,
     CallerFact,
     CloseAsked,
@@ -102,6 +106,9 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
         case ProcessReported() | ConversationTaken() | TerminalsEnded():
             if _is_current(state, fact):
                 _from_process(work, fact)
+        case BudgetChanged() | BudgetWarned() | BudgetClaimed():
+            if state.mode not in OVER:
+                budget_gate.on_fact(work, fact)
         case _ if state.mode in OVER and not shutdown.takes_back(work, fact):
             _from_late_caller(work, fact)
         case _:

@@ -11,6 +11,7 @@ from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.session import (
     agent_output,
     asks,
+    budget_gate,
     durability,
     idle_process,
     limit_wait,
@@ -56,18 +57,16 @@ def fire(work: Transition, timer: Timer, subject: str) -> None:
             is_due = state.store is Store.BROKEN and state.mode not in OVER
             if is_due and subject == str(state.store_retries):
                 durability.retry(work)
-        case Timer.LEAVE:
-            if (timer, subject) == shutdown.LEAVE:
-                shutdown.hurry(work)
+        case Timer.LEAVE | Timer.BACKGROUND:
+            shutdown.expire(work, (timer, subject))
         case Timer.DEADLINE:
             # A session that has left keeps its queue for the next owner, which has this timer too.
             if state.mode not in OVER:
                 asks.expire(work, subject)
-        case Timer.BACKGROUND:
-            if (timer, subject) == shutdown.BACKGROUND:
-                shutdown.stop_waiting_for_tasks(work)
         case Timer.LIMIT:
             limit_wait.expire(work, subject)
+        case Timer.BUDGET:
+            budget_gate.on_timer(work)
 
 
 def _of_turn(work: Transition, timer: Timer, key: str) -> None:

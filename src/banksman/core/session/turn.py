@@ -79,6 +79,8 @@ class Cause(enum.Enum):
     CLOSE = "close"
     # The session replaces the process, for example because it does not read a frame.
     REPLACE = "replace"
+    # A budget is used up.
+    BUDGET = "budget"
 
 
 class Ask(Struct, frozen=True, kw_only=True):
@@ -152,6 +154,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     interrupts: tuple[str, ...] = ()
     # The intent to send its prompt is durable.
     may_write: bool = False
+    # The host has granted it a part of the shared budgets, or there are none. See budget_gate.py.
+    may_spend: bool = True
     # The seq of its start; only for agent-initiated turns.
     seq: int = 0
     # Reports of the agent about the turn:

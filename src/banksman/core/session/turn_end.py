@@ -8,6 +8,8 @@ queue. `agent_output.py` detects the boundary.
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from banksman.core import json_schema
@@ -40,6 +42,7 @@ KIND_OF = {
     Cause.CLOCK: Kind.INTERRUPTED,
     Cause.CLOSE: Kind.INTERRUPTED,
     Cause.REPLACE: Kind.FAILED,
+    Cause.BUDGET: Kind.INTERRUPTED,
 }
 
 
@@ -270,6 +273,7 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
         again = turn.requeued()
         counted = _counted(turn, outcome.used)
         work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted)
+        _add(work, counted)
         work.set(queue=ask_queue.requeue(work.state.queue, again))
     else:
         _end_asks(work, turn, (turn.ask, *turn.joined, *steered), outcome, by)
@@ -416,7 +420,7 @@ def forget_deadline(work: Transition, ask: Ask) -> None:
         work.cancel_timer(Timer.DEADLINE, ask.id)
 
 
-def _counted(turn: Turn | None, used: Usage | None) -> dict[str, object]:
+def _counted(turn: Turn | None, used: Usage | None) -> dict[str, Any]:
     """Return the members by which the end of a turn adds to the usage of the session.
 
     None: the end of another ask of the same turn adds it.
@@ -424,6 +428,11 @@ def _counted(turn: Turn | None, used: Usage | None) -> dict[str, object]:
     if turn is None or used is None:
         return {"added": None, "caller": None}
     return {"added": used.minus(turn.meter.logged), "caller": usage.caller_of(turn)}
+
+
+def _add(work: Transition, counted: dict[str, Any]) -> None:
+    if counted["added"] is not None:
+        usage.count(work, counted["caller"], counted["added"])
 
 
 def log_ended(
@@ -440,6 +449,7 @@ def log_ended(
     `counts`: the turn whose usage this event adds. Several asks may end with one turn, and its
     usage is added once.
     """
+    counted = _counted(counts, outcome.used)
     work.log(
         id,
         kinds.TURN_ENDED,
@@ -457,10 +467,11 @@ def log_ended(
         background=outcome.background,
         **more,
         used=outcome.used,
-        **_counted(counts, outcome.used),
+        **counted,
         failure=outcome.failure,
         used_tools=outcome.used_tools,
     )
+    _add(work, counted)
     told = outcome.error.limited_until if isinstance(outcome.error, AgentError) else None
     until = account_limits.limited_after(work.state.limited_until, outcome.kind, told)
     work.set(limited_until=until)

@@ -136,6 +136,19 @@ class Meter(Struct, frozen=True):
         return self.waited if self.asked_at is None else self.waited + at - self.asked_at
 
 
+class Counted(Struct, frozen=True):
+    """Usage in an event that is not durable yet. If the log loses the event, it is logged again."""
+
+    caller: str | None
+    added: Usage
+
+
+def count(work: Transition, caller: str | None, added: Usage) -> None:
+    """Add usage to the sum of the session, after the event that adds it was logged."""
+    work.set(used=work.state.used.plus(added))
+    work.after_commit(Counted(caller, added))
+
+
 def caller_of(turn: Turn) -> str | None:
     """Return the caller that the usage of a turn belongs to: the caller of its first ask."""
     return None if turn.ask is None else turn.ask.caller
@@ -159,7 +172,9 @@ def report(work: Transition, report: UsageReported) -> None:
         work.set_turn(replace(turn, meter=meter))
         return
     work.set_turn(replace(turn, meter=replace(meter, logged=used)))
-    work.log(turn.id, kinds.USAGE_REPORTED, caller=caller_of(turn), added=added, used=used)
+    caller = caller_of(turn)
+    work.log(turn.id, kinds.USAGE_REPORTED, caller=caller, added=added, used=used)
+    count(work, caller, added)
 
 
 def final(turn: Turn, boundary: TurnOver, at: float) -> Usage | None:

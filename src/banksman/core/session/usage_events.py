@@ -15,7 +15,7 @@ from banksman.core.dialects.tokens import NO_TOKENS, tokens_in
 from banksman.core.session.event import TURN_ENDED, TURN_REQUEUED, USAGE_REPORTED, Entry
 from banksman.core.session.usage import Usage
 
-_KINDS = frozenset((USAGE_REPORTED, TURN_ENDED, TURN_REQUEUED))
+KINDS = frozenset((USAGE_REPORTED, TURN_ENDED, TURN_REQUEUED))
 
 
 class Addition(NamedTuple):
@@ -41,11 +41,12 @@ _decode = msgspec.json.Decoder(_Counting).decode
 
 def additions(entries: Iterable[Entry]) -> list[Addition]:
     """Return what the entries add. An entry that is not valid adds nothing."""
-    found = [_addition(kind, data) for _, kind, data in entries if kind in _KINDS]
+    found = [addition(kind, data) for _, kind, data in entries if kind in KINDS]
     return [addition for addition in found if addition is not None]
 
 
-def _addition(kind: str, data: bytes) -> Addition | None:
+def addition(kind: str, data: bytes) -> Addition | None:
+    """Return what an event of one of these kinds adds; None if it adds nothing."""
     try:
         counting = _decode(data)
     except (msgspec.DecodeError, RecursionError):
