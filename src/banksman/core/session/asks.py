@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import PromptRefused
-from banksman.core.session import ask_queue, questions, turn_end, watchdogs
+from banksman.core.session import ask_queue, fallback, questions, turn_end, watchdogs
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject, StartTimer
@@ -41,7 +41,7 @@ def ask(work: Transition, ask: Ask) -> None:
         return
     if state.hold is not None and ask.hold == state.hold.id:
         work.watch_hold()
-    if ask.on_busy == "steer" and _steer(work, ask):
+    if ask.on_busy == "steer" and state.config.dialect.can_steer and _steer(work, ask):
         return
     _make_place(work, ask)
     queue = work.state.queue
@@ -83,7 +83,8 @@ def _refusal(state: Session, ask: Ask) -> BanksmanError | None:
         and (state.hold is None or ask.hold != state.hold.id)
     ):
         return Busy("the session is busy", hint='use on_busy="enqueue" to wait', turn=ask.id)
-    assert ask.on_busy != "steer" or state.config.dialect.can_steer, (
+    # A fall-back that cannot steer queues the ask.
+    assert ask.on_busy != "steer" or fallback.first(state).dialect.can_steer, (
         "the shell refuses to steer an agent that cannot"
     )
     if ask_queue.count(state.queue) >= state.config.queue_max and _dispensable(state, ask) is None:

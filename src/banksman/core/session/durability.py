@@ -11,7 +11,14 @@ import dataclasses
 
 from msgspec.structs import replace
 
-from banksman.core.session import asks, provider_limits, questions, shutdown, turn_end
+from banksman.core.session import (
+    asks,
+    fallback,
+    provider_limits,
+    questions,
+    shutdown,
+    turn_end,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import (
@@ -44,13 +51,7 @@ def commit(work: Transition, seq: int) -> None:
     if state.store is Store.BROKEN:
         # The pending endings are written: the store works again, and this host is still the writer.
         work.set(store=Store.WORKING, store_error=None, store_retries=0, unwritten=())
-        # Earlier events about the conversation, its settings and the account may have been lost.
-        # Log them again.
-        work.log(None, kinds.SESSION_CONVERSATION, conversation=state.conversation)
-        for name, value in state.settings:
-            work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
-        if state.limits or state.limited_until is not None:
-            provider_limits.log_limits(work)
+        _log_again(work)
     for deferred in released:
         match deferred:
             case MayWrite(key=key):
@@ -63,6 +64,24 @@ def commit(work: Transition, seq: int) -> None:
                 pass
             case _:
                 work.do(deferred)
+
+
+def _log_again(work: Transition) -> None:
+    """Log again what describes the agents: earlier events about it may have been lost.
+
+    That is the conversation, its settings and the limits of the account. With several agents, a
+    change to each comes before its state.
+    """
+    state = work.state
+    for agent, known in fallback.states(state):
+        if state.agent is not None:
+            first = fallback.first(state).agent
+            fallback.log_change(work, first, agent, "return", known.limited_until)
+        work.log(None, kinds.SESSION_CONVERSATION, conversation=known.conversation)
+        for name, value in known.settings:
+            work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
+        if known.limits or known.limited_until is not None:
+            provider_limits.log_limits(work, known.limits, known.limited_until)
 
 
 def fail(work: Transition, fact: AppendFailed) -> None:

@@ -28,13 +28,15 @@ class StartProcess(Struct, frozen=True):
     """Start the agent as process number `process`, once the pool has room.
 
     `conversation`: the conversation to resume. `forks`: start a copy of it instead. `settings`: the
-    settings that were changed since the session was opened.
+    settings that were changed since the session was opened. `agent`: which agent of the session;
+    empty: the session has only one.
     """
 
     process: int
     conversation: str | None
     forks: bool = False
     settings: tuple[tuple[str, str], ...] = ()
+    agent: str = ""
 
 
 class StopProcess(Struct, frozen=True):
@@ -65,6 +67,13 @@ class StartTimer(Struct, frozen=True):
     """Start a timer, or restart it. `TimerFired` reports it."""
 
     at: float
+    subject: Subject
+
+
+class WaitUntil(Struct, frozen=True):
+    """Start a timer that fires once the wall clock has passed this time, or restart it."""
+
+    wall: float
     subject: Subject
 
 
@@ -225,6 +234,7 @@ Effect = (
     | SweepTools
     | WriteFrame
     | StartTimer
+    | WaitUntil
     | CancelTimer
     | Accept
     | Reject

@@ -63,6 +63,8 @@ USAGE_REPORTED = "usage.reported"
 PROVIDER_RETRYING = "provider.retrying"
 # usage windows of the agent's account, when a report changes them
 LIMITS_CHANGED = "limits.changed"
+# another agent of the session serves the next turns: `from`, `to`, and why
+SESSION_FELL_BACK = "session.fell_back"
 # Created for one reader, never stored: the events that retention has removed.
 STREAM_GAP = "stream.gap"
 

@@ -45,6 +45,7 @@ class Timer(enum.Enum):
     LEAVE = "leave"  # the session: the deadline of the running turn before the session leaves
     DEADLINE = "deadline"  # an ask (id): it should be over
     BACKGROUND = "background"  # the session: a drain has waited long enough for background tasks
+    FALLBACK = "fallback"  # an agent and the end of its limit: it may serve again
 
 
 Subject = tuple[Timer, str]

@@ -15,6 +15,7 @@ from banksman.core.session import (
     agent_conversation,
     ask_queue,
     asks,
+    fallback,
     idle_process,
     shutdown,
     turn_end,
@@ -24,6 +25,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold, Queue, Waiting
 from banksman.core.session.effects import GrantHold
 from banksman.core.session.facts import Timer
+from banksman.core.session.outcome import Kind
 from banksman.core.session.state import (
     MayWrite,
     Mode,
@@ -35,6 +37,7 @@ from banksman.core.session.state import (
 )
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
+from banksman.errors import AgentError
 
 
 def advance(work: Transition) -> None:
@@ -52,6 +55,7 @@ def advance(work: Transition) -> None:
     if state.store is not Store.WORKING:
         return
     if work.state.mode is Mode.OPEN:
+        fallback.watch_limits(work)
         _make_room(work)
     _write_prompt(work)
     if work.state.mode is Mode.OPEN:
@@ -150,26 +154,41 @@ def _grant(work: Transition) -> None:
                 work.set(hold=chosen)
                 work.do(GrantHold(chosen.id))
                 work.watch_hold()
+            case Turn() if fallback.is_lost(state, chosen):
+                message = f"{chosen.agent} had begun with the ask and left the session's agents"
+                asks.drop(work, chosen, Kind.FAILED, AgentError(message, hint="ask again"))
             case Turn():
-                if state.process.phase is ProcessPhase.NONE:
-                    if not state.is_backing_off:
-                        assert chosen.ask is not None
-                        work.start_process(chosen.ask.schema)
-                    return
-                if not _is_free(state):
-                    return
-                reason = idle_process.must_replace(state, chosen)
-                if reason is not None:
-                    idle_process.retire(work, reason)
-                    return
-                asks.take_out(work, chosen)
-                standing = ask_queue.standing(chosen, work.at, state.config.ageing_seconds)
-                turn = replace(chosen.moved(Move.GRANT), standing=standing, granted_at=work.at)
-                work.set(turn=turn)
-                work.log(
-                    turn.id,
-                    kinds.TURN_STARTED,
-                    attempt=turn.attempt,
-                    joined=[ask.id for ask in turn.joined],
-                )
-                work.after_commit(MayWrite(turn.key))
+                _grant_turn(work, chosen)
+                return
+
+
+def _grant_turn(work: Transition, chosen: Turn) -> None:
+    """Grant a turn, or prepare the process that it needs."""
+    state = work.state
+    agent = fallback.choose(state, chosen)
+    if state.process.phase is ProcessPhase.NONE:
+        fallback.switch(work, agent)
+        if not work.state.is_backing_off:
+            assert chosen.ask is not None
+            work.start_process(chosen.ask.schema)
+        return
+    is_other = agent != fallback.current(state)
+    if is_other and not state.process.is_there:
+        work.stop_process()  # It may still wait for a place in the pool.
+    if not _is_free(state):
+        return
+    reason = "fallback" if is_other else idle_process.must_replace(state, chosen)
+    if reason is not None:
+        idle_process.retire(work, reason)
+        return
+    asks.take_out(work, chosen)
+    standing = ask_queue.standing(chosen, work.at, state.config.ageing_seconds)
+    turn = replace(chosen.moved(Move.GRANT), standing=standing, granted_at=work.at)
+    work.set(turn=turn)
+    work.log(
+        turn.id,
+        kinds.TURN_STARTED,
+        attempt=turn.attempt,
+        joined=[ask.id for ask in turn.joined],
+    )
+    work.after_commit(MayWrite(turn.key))

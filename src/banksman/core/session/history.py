@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import BackgroundTask
-from banksman.core.session import account_limits, ask_queue
+from banksman.core.session import account_limits, ask_queue, fallback
 from banksman.core.session import event as kinds
 from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold
@@ -28,7 +28,7 @@ from banksman.core.session.idempotency import IdempotencyKey, IdempotencyKeys
 from banksman.core.session.outcome import Kind, tasks_of
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import Mode, ProcessState, Session
+from banksman.core.session.state import AgentState, Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
 from banksman.core.session.usage import Meter, Usage
 from banksman.errors import StoreTooNew
@@ -51,8 +51,11 @@ _OF_SESSION = (
     "mode",
     "limits",
     "limited_until",
+    "agent",
+    "agents",
 )
 _OF_PAST = ("questions", "process")
+_Agent = TypeVar("_Agent", Session, AgentState)
 
 
 def replay(events: Iterable[Event], config: Config, after: Session | None = None) -> Session:
@@ -86,7 +89,11 @@ def fold_event(state: Session, event: Event) -> Session:
                 return _requeue_unsent(state, state.turn, event)
             # The same as `Turn.requeued`, except that a steered prompt stays with the agent.
             rest = _led_by_next(state.turn, state.turn.steered)
-            again = replace(state.turn.requeued(), attempt=event.body["attempt"])
+            again = replace(
+                state.turn.requeued(),
+                attempt=event.body["attempt"],
+                agent=event.body.get("agent") or state.turn.agent,
+            )
             return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
         case kinds.TURN_INTERRUPTED:
             for name in ("turn", "own"):
@@ -137,20 +144,14 @@ def _fold_session(state: Session, event: Event) -> Session:
         case kinds.SESSION_IMPORTED:
             # An imported session is a copy. Its open and waiting asks are served at the origin, and
             # so is its conversation. The copy forks that conversation.
-            origin = state.conversation or state.fork_of
             left = replace(
                 _with_tasks(state, ()),
                 queue=(),
                 turn=None,
                 own=None,
-                settings=(),
-                conversation=None,
-                fork_of=origin,
-                # The agent may use another account here.
-                limits=(),
-                limited_until=None,
+                agents=tuple((name, _copied(agent)) for name, agent in state.agents),
             )
-            return left if origin is None else replace(left, spent=None, is_adopted=True)
+            return _copied(left)
         case kinds.SESSION_CONVERSATION:
             return replace(state, conversation=event.body["conversation"], is_adopted=False)
         case kinds.SESSION_CONTEXT_LOST:
@@ -163,6 +164,8 @@ def _fold_session(state: Session, event: Event) -> Session:
             body = event.body
             windows = account_limits.from_json(body["windows"])
             return replace(state, limits=windows, limited_until=body["limited_until"])
+        case kinds.SESSION_FELL_BACK:
+            return fallback.switched(state, event.body["from"], event.body["to"])
         case kinds.SESSION_CLOSED:
             return replace(state, mode=Mode.CLOSED)
         case kinds.SESSION_STORE_RETURNED:
@@ -170,6 +173,21 @@ def _fold_session(state: Session, event: Event) -> Session:
             return _with_tasks(state, ())
         case _:
             return state
+
+
+def _copied(state: _Agent) -> _Agent:
+    """Return the state of an agent in an imported copy, which forks the conversation."""
+    origin = state.conversation or state.fork_of
+    left = replace(
+        state,
+        settings=(),
+        conversation=None,
+        fork_of=origin,
+        # The agent may use another account here.
+        limits=(),
+        limited_until=None,
+    )
+    return left if origin is None else replace(left, spent=None, is_adopted=True)
 
 
 def _open(state: Session, body: dict[str, Any]) -> Session:
@@ -480,6 +498,8 @@ class _Saved(
     tasks: tuple[BackgroundTask, ...] = ()
     limits: Windows = ()
     limited_until: float | None = None
+    agent: str | None = None
+    agents: tuple[tuple[str, AgentState], ...] = ()
 
 
 class _Form(msgspec.Struct, frozen=True):
@@ -531,7 +551,7 @@ def _decode(data: bytes, config: Config) -> SessionHistory:
         raise StoreTooNew(message, hint="use the newer version of Banksman that wrote it")
     saved = _decoder.decode(data)
     session = Session(
-        config=config,
+        config=fallback.config_of(config, saved.agent),
         head=saved.head,
         committed=saved.head,
         queue=saved.queue,

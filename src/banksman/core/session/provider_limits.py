@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from banksman.core.dialects.meaning import LimitsReported, ProviderFailure, Retrying, TurnOver
 from banksman.core.session import account_limits, watchdogs
 from banksman.core.session import event as kinds
+from banksman.core.session.account_limits import Windows
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import PendingRetry
 from banksman.core.session.watchdogs import ClockName
@@ -63,14 +64,15 @@ def on_limits(work: Transition, told: LimitsReported) -> None:
     """Log the usage windows of the account if a report changes them."""
     windows = account_limits.merge(work.state.limits, told.windows)
     if windows != work.state.limits:
-        work.set(limits=windows, limited_until=account_limits.limited_until(windows))
-        log_limits(work)
+        until = account_limits.limited_until(windows)
+        work.set(limits=windows, limited_until=until)
+        log_limits(work, windows, until)
 
 
-def log_limits(work: Transition) -> None:
+def log_limits(work: Transition, windows: Windows, until: float | None) -> None:
     """Log the known usage windows."""
-    windows, until = account_limits.as_json(work.state.limits), work.state.limited_until
-    work.log(None, kinds.LIMITS_CHANGED, windows=windows, limited_until=until)
+    told = account_limits.as_json(windows)
+    work.log(None, kinds.LIMITS_CHANGED, windows=told, limited_until=until)
 
 
 def error_of(work: Transition, boundary: TurnOver, turn: str) -> AgentError:

@@ -1,4 +1,7 @@
-"""Session configuration: timeouts, limits, rules and agent setup. Only a reopen changes it."""
+"""Session configuration: timeouts, limits, rules and agent setup.
+
+Only a reopen and a change to another agent of the session (`fallback.py`) change it.
+"""
 
 from __future__ import annotations
 
@@ -65,3 +68,9 @@ class Config(Struct, frozen=True, kw_only=True):
     clocks: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     # How long a drain waits for the agent's background tasks, once no turn runs.
     background_seconds: float = 60.0
+    # The agent that this configuration is of, and what it supports; None: everything.
+    agent: str = ""
+    capabilities: frozenset[str] | None = None
+    # The configurations of all agents of the session in order of preference, this one included.
+    # Theirs are empty here. Empty: the session has one agent. See fallback.py.
+    roster: tuple[Config, ...] = ()

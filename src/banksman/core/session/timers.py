@@ -12,6 +12,7 @@ from banksman.core.session import (
     agent_output,
     asks,
     durability,
+    fallback,
     idle_process,
     questions,
     settings,
@@ -65,6 +66,8 @@ def fire(work: Transition, timer: Timer, subject: str) -> None:
         case Timer.BACKGROUND:
             if (timer, subject) == shutdown.BACKGROUND:
                 shutdown.stop_waiting_for_tasks(work)
+        case Timer.FALLBACK:
+            fallback.on_reset(work, subject)
 
 
 def _of_turn(work: Transition, timer: Timer, key: str) -> None:

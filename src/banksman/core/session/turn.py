@@ -177,6 +177,9 @@ class Turn(Struct, frozen=True, kw_only=True):
     used_tools: bool = False
     # The agent repeats a model call, and when it will. None: it works.
     retry: PendingRetry | None = None
+    # The agent that got an earlier attempt of the prompt, if the session has several: its tools may
+    # have run, so no other agent gets the prompt.
+    agent: str | None = None
 
     @property
     def key(self) -> str:
@@ -251,6 +254,7 @@ class Turn(Struct, frozen=True, kw_only=True):
             joined=self.joined,
             unwanted=self.unwanted,
             restarts=self.restarts,
+            agent=self.agent,
         )
 
 

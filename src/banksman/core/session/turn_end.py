@@ -15,6 +15,7 @@ from banksman.core.dialects.meaning import Replied, TurnOver
 from banksman.core.session import (
     account_limits,
     ask_queue,
+    fallback,
     provider_limits,
     questions,
     tool_cleanup,
@@ -263,9 +264,9 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
     for ask in steered if is_requeued else (turn.ask, *turn.joined, *steered):
         _end_ask(work, ask, outcome, by, counts=turn if ask is turn.ask else None)
     if is_requeued:
-        again = turn.requeued()
+        again = replace(turn.requeued(), agent=fallback.owner(state))
         counted = _counted(turn, outcome.used)
-        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted)
+        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted, agent=again.agent)
         work.set(queue=ask_queue.requeue(work.state.queue, again))
     if coming:
         first, *others = coming
