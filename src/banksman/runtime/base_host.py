@@ -166,6 +166,7 @@ class Host(LoopBound, CommandStarter):
         rules: Mapping[str, str] | None = None,
         labels: Sequence[str] = (),
         id: str | None = None,
+        fallback: Sequence[str] = (),
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
@@ -195,6 +196,11 @@ class Host(LoopBound, CommandStarter):
 
         `id`: the id of a new session, for a caller that must find the session again even if this
         call's result is lost. `UsageError` if the store already has a session with that id.
+
+        `fallback`: names of other agents. While `agent` is limited or not installed, the next ask
+        goes to the first of them that is neither, in a conversation of its own. An ask that was
+        sent never goes to another agent. `command`, `args`, `model`, `permission_mode`, `resume`
+        and `fork` are for `agent` alone.
         """
         # Loaded with the first session, so that a program that only runs commands does not pay for
         # it.
@@ -221,6 +227,7 @@ class Host(LoopBound, CommandStarter):
             tools=tools,
             rules_wanted=rules,
             labels=labels,
+            fallback=fallback,
         )
         sessions = self._own_sessions()
         try:

@@ -39,6 +39,7 @@ from banksman.core.session.effects import (
     StartTimer,
     StopProcess,
     SweepTools,
+    WaitUntil,
     WriteFrame,
 )
 from banksman.core.session.facts import (
@@ -72,6 +73,8 @@ log = logging.getLogger("banksman")
 
 # Frames without a meaning are counted in after this many: the recorder has a line for each.
 PLAIN_FRAMES_MAX = 256
+# Interval at which a wait for a wall clock time looks at the clock.
+CLOCK_SECONDS = 60.0
 
 
 class Driver:
@@ -241,6 +244,8 @@ class Driver:
             case StartTimer(at=at, subject=subject):
                 self._cancel_timer(subject)
                 self.timers[subject] = self._loop.call_at(at, self._on_timer, subject)
+            case WaitUntil(wall=wall, subject=subject):
+                self._wait_until(wall, subject)
             case CancelTimer(subject=subject):
                 self._cancel_timer(subject)
             case StartProcess():
@@ -309,7 +314,7 @@ class Driver:
                 ConversationTaken(self.now(), number, error, self._log_writer.conversation)
             )
 
-        self._log_writer.lease(conversation, on_taken)
+        self._log_writer.lease(self.dialect.name, conversation, on_taken)
 
     # -- the pool ---------------------------------------------------------------------------------
     @property
@@ -407,6 +412,14 @@ class Driver:
         timer = self.timers.pop(subject, None)
         if timer is not None:
             timer.cancel()
+
+    def _wait_until(self, wall: float, subject: Subject) -> None:
+        # The clock may be set, and the machine suspended. So it is looked at now and then.
+        self._cancel_timer(subject)
+        left = wall - time.time()
+        seconds = min(max(left, 0.0), CLOCK_SECONDS)
+        then = self._on_timer if left <= 0 else partial(self._wait_until, wall)
+        self.timers[subject] = self._loop.call_later(seconds, then, subject)
 
     def _on_timer(self, subject: Subject) -> None:
         # The timer may run late, behind a busy loop, while the agent's answer waits in the pipe.

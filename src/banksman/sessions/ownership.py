@@ -215,19 +215,20 @@ class Startup:
         self.callbacks: Callbacks | None = None
 
     def spawn(self, effect: StartProcess, on_report: OnReport) -> AgentProcess:
-        self._check()
-        self.running = self.next
+        spec = self.next.of(effect.agent)
+        self._check(spec)
+        self.running = spec
         self._call_its_own()
-        workspace = self.next.workspace(self._lease)
+        workspace = spec.workspace(self._lease)
         assert self.callbacks is not None
         self.callbacks.work_in(workspace)
-        return self.next.spawn(
+        return spec.spawn(
             effect,
             on_report if workspace is None else workspace.ending_with(on_report),
             self._lease,
         )
 
-    def _check(self) -> None:
+    def _check(self, spec: SessionSpec) -> None:
         """Check the spec again before each start of a process.
 
         The session's folder may have become a link to another place since the open.
@@ -235,7 +236,7 @@ class Startup:
         if self._permit is None:
             return
         try:
-            self._permit(self.next.record())
+            self._permit(spec.record())
         except BanksmanError:
             raise
         except Exception as exc:
@@ -246,6 +247,8 @@ class Startup:
         """Set the next spec, and return whether the running process must be replaced."""
         before, self.next = self.next, spec
         before.close()
+        if self.running is not None:
+            spec = spec.of(self.running.profile.name)
         # An equal fingerprint means that the running process already matches. Only its hooks and
         # tools are exchanged.
         if self.running is None or self.running.fingerprint != spec.fingerprint:

@@ -15,6 +15,7 @@ import shlex
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from banksman.core.session import fallback
 from banksman.core.session.event import SESSION_OPENED, SESSION_SETTING, Entry, entry
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
@@ -208,7 +209,8 @@ class SessionRegistry:
         try:
             if spec.resume is not None:
                 past = await recovery.load(self.store, session.id, spec.config)
-                if spec.forks or past.session.conversation != spec.resume:
+                first = fallback.state_of(past.session, spec.profile.name)
+                if spec.forks or first.conversation != spec.resume:
                     message = f"the session {session.name!r} has another conversation"
                     raise UsageError(message, hint="choose another name")
             await self._begin(session, epoch, spec, on_question, losses)
@@ -303,7 +305,7 @@ class SessionRegistry:
         before = startup.next
         if spec.profile.name != before.profile.name:
             raise _of_another_agent(session.name, before.profile.name, session.id)
-        if spec.forks or (spec.resumes and spec.resumes != session.status().conversation):
+        if spec.forks or (spec.resumes and spec.resumes != session.first_conversation):
             message = f"the session {session.name!r} has another conversation"
             raise UsageError(message, hint="choose another name")
         # The spec decides the answers and the next process, here and on a host that takes over. So

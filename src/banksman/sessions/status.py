@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.dialects.meaning import LimitWindow
+from banksman.core.session import fallback
 from banksman.core.session.agent_output import HANDSHAKE
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.facts import Timer
@@ -91,6 +92,19 @@ class RetryStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStatus:
+    """Agent of a session with fall-backs.
+
+    `limited_until`: when its limit ends, in wall clock seconds; None if it is not limited now.
+    `is_missing`: its program was not found.
+    """
+
+    name: str
+    limited_until: float | None
+    is_missing: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """Status of a session.
 
@@ -110,6 +124,9 @@ class Status:
     `limits`: usage windows of the agent's account, as the agent last reported them.
     `limited_until`: when its limit ends, in wall clock seconds; None if it is not limited now.
     `retry`: the retry that the running turn waits for.
+
+    `agent`: the agent that serves the session now. `fallback`: its agents in order of preference,
+    the first one included; empty if it has only one, or if this host does not own it.
     """
 
     id: str
@@ -138,6 +155,7 @@ class Status:
     limits: tuple[LimitWindow, ...] = ()
     limited_until: float | None = None
     retry: RetryStatus | None = None
+    fallback: tuple[AgentStatus, ...] = ()
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
@@ -290,7 +308,7 @@ def from_driver(
     return Status(
         id=driver.id,
         name=name,
-        agent=agent,
+        agent=state.agent or agent,
         phase=current,
         state=state_of(
             driver, current, has_question=bool(questions), stop_seconds_max=stop_seconds_max
@@ -339,6 +357,20 @@ def from_driver(
         limits=state.limits,
         limited_until=_in_future(state.limited_until, wall),
         retry=_retry(granted, now),
+        fallback=_fallback(state, wall),
+    )
+
+
+def _fallback(state: Session, wall: float) -> tuple[AgentStatus, ...]:
+    if fallback.owner(state) is None:
+        return ()
+    return tuple(
+        AgentStatus(
+            name=each.agent,
+            limited_until=_in_future(fallback.limited_until(state, each.agent), wall),
+            is_missing=each.agent in state.missing,
+        )
+        for each in state.config.roster
     )
 
 
@@ -431,4 +463,5 @@ def from_log(past: SessionHistory, seen: Status) -> Status:
         cost=state.cost,
         limits=state.limits,
         limited_until=_in_future(state.limited_until, time.time()),
+        agent=state.agent or seen.agent,
     )

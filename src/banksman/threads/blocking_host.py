@@ -109,6 +109,7 @@ class Host(BlockingHost):
         rules: Mapping[str, str] | None = None,
         labels: Sequence[str] = (),
         id: str | None = None,
+        fallback: Sequence[str] = (),
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
@@ -138,6 +139,11 @@ class Host(BlockingHost):
 
         `id`: the id of a new session, for a caller that must find the session again even if this
         call's result is lost. `UsageError` if the store already has a session with that id.
+
+        `fallback`: names of other agents. While `agent` is limited or not installed, the next ask
+        goes to the first of them that is neither, in a conversation of its own. An ask that was
+        sent never goes to another agent. `command`, `args`, `model`, `permission_mode`, `resume`
+        and `fork` are for `agent` alone.
         """
         return Session(
             self._bridge,
@@ -163,6 +169,7 @@ class Host(BlockingHost):
                     rules=rules,
                     labels=labels,
                     id=id,
+                    fallback=fallback,
                 ),
                 undo=close_unused,
             ),

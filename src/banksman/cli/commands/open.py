@@ -7,7 +7,14 @@ import argparse
 from banksman.cli import OK
 from banksman.cli.arguments import split_command
 from banksman.cli.output import as_line, say, say_json
-from banksman.cli.server_command import ServerParser, add_cwd, ask_to_open, client_of, perform
+from banksman.cli.server_command import (
+    ServerParser,
+    add_cwd,
+    add_fallback,
+    ask_to_open,
+    client_of,
+    perform,
+)
 
 _DESCRIPTION = """\
 Open a session with an agent, or return the existing session with this name. COMMAND replaces
@@ -17,7 +24,7 @@ the agent's command."""
 def parser() -> ServerParser:
     flags = ServerParser(
         "open",
-        "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [-- COMMAND …]",
+        "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [--fallback AGENTS] [-- COMMAND …]",
         _DESCRIPTION,
         "banksman open claude --name fix-ci",
     )
@@ -33,6 +40,7 @@ def parser() -> ServerParser:
         help="in a cluster, label that the host must have (see banksman hosts); may be repeated; "
         "a server on one machine ignores it",
     )
+    add_fallback(flags)
     return flags
 
 

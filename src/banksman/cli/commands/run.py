@@ -27,6 +27,7 @@ from banksman.cli.server_command import (
     add_caller,
     add_cwd,
     add_deadline,
+    add_fallback,
     ask_to_open,
     body_of,
     check_deadline,
@@ -71,6 +72,7 @@ def parser() -> ServerParser:
         help="the prompt; if it is - or missing, it is read from stdin",
     )
     add_cwd(flags)
+    add_fallback(flags)
     flags.add_argument(
         "--name",
         metavar="NAME",

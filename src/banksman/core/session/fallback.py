@@ -26,7 +26,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.effects import HoldConversation, WaitUntil
 from banksman.core.session.facts import Timer
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import AgentState, LimitWait, Session
+from banksman.core.session.state import AgentLimit, AgentState, Session
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn
 from banksman.errors import BanksmanError, ProgramNotFound
@@ -53,18 +53,20 @@ def current(state: Session) -> str:
     return state.agent or first(state).agent
 
 
+def state_of(state: Session, agent: str) -> AgentState | Session:
+    """Return the state of an agent of the session: its conversation, settings and limits."""
+    return state if agent == current(state) else dict(state.agents).get(agent, AgentState())
+
+
 def limited_until(state: Session, agent: str) -> float | None:
     """Return the end of an agent's last known limit, which may have passed."""
-    if agent == current(state):
-        return state.limited_until
-    parked = dict(state.agents).get(agent)
-    return None if parked is None else parked.limited_until
+    return state_of(state, agent).limited_until
 
 
 def is_limited(state: Session, agent: str) -> bool:
     """Whether the limit of an agent is not known to have ended."""
     until = limited_until(state, agent)
-    return until is not None and LimitWait(agent, until, is_over=True) not in state.limit_waits
+    return until is not None and AgentLimit(agent, until, is_over=True) not in state.agent_limits
 
 
 def can_serve(config: Config, turn: Turn) -> bool:
@@ -177,21 +179,21 @@ def watch_limits(work: Transition) -> None:
     state = work.state
     if owner(state) is None:
         return
-    waits = {wait.agent: wait for wait in state.limit_waits}
+    waits = {wait.agent: wait for wait in state.agent_limits}
     for config in state.config.roster:
         until = limited_until(state, config.agent)
         known = waits.get(config.agent)
         if until is not None and (known is None or known.until != until):
-            waits[config.agent] = wait = LimitWait(config.agent, until)
+            waits[config.agent] = wait = AgentLimit(config.agent, until)
             work.do(WaitUntil(until, (Timer.FALLBACK, wait.key)))
-    work.set(limit_waits=tuple(waits.values()))
+    work.set(agent_limits=tuple(waits.values()))
 
 
 def on_reset(work: Transition, key: str) -> None:
     """Note that a limit has ended. A timer of an earlier limit has another key."""
-    waits = work.state.limit_waits
+    waits = work.state.agent_limits
     work.set(
-        limit_waits=tuple(
+        agent_limits=tuple(
             replace(wait, is_over=True) if wait.key == key else wait for wait in waits
         )
     )

@@ -201,7 +201,7 @@ class AgentState(Struct, frozen=True, kw_only=True):
     crashes: int = 0
 
 
-class LimitWait(Struct, frozen=True):
+class AgentLimit(Struct, frozen=True):
     """A limit of an agent whose end a timer waits for. `is_over`: the limit has ended."""
 
     agent: str
@@ -329,7 +329,7 @@ class Session(Struct, frozen=True, kw_only=True):
     agents: tuple[tuple[str, AgentState], ...] = ()
     # Agents whose program was not found, and limits of agents that a timer waits for.
     missing: tuple[str, ...] = ()
-    limit_waits: tuple[LimitWait, ...] = ()
+    agent_limits: tuple[AgentLimit, ...] = ()
 
     @property
     def speaking(self) -> Turn | None:

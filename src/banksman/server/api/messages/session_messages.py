@@ -49,6 +49,8 @@ class OpenSession(Body):
         rules: Which tools are allowed, denied or asked about, by name. A `*` at the end of a name
             matches any ending.
         labels: Labels that a host must have to run this session.
+        fallback: Names of other agents. Each serves asks while the agents before it are limited or
+            not installed.
     """
 
     # msgspec creates a new list for each instance: these defaults are not shared.
@@ -68,6 +70,7 @@ class OpenSession(Body):
     fork: bool = False
     rules: Rules | None = None
     labels: Annotated[list[Word], Meta(max_length=32)] = []  # noqa: RUF012
+    fallback: Annotated[list[Word], Meta(max_length=8)] = []  # noqa: RUF012
 
 
 class ChangeSession(Body):
@@ -134,13 +137,28 @@ class LimitWindow(Struct):
     exhausted: bool
 
 
+class SessionAgent(Struct):
+    """An agent of a session with fall-backs.
+
+    Attributes:
+        name: Name of the agent.
+        limited_until: When the limit of its account ends, in seconds since 1970; null if it is not
+            limited.
+        missing: Whether its program was not found.
+    """
+
+    name: str
+    limited_until: float | None
+    missing: bool
+
+
 class Session(Struct, kw_only=True):
     """The present state of a session.
 
     Attributes:
         id: Id of the session, never reused.
         name: Name of the session.
-        agent: Name of its agent.
+        agent: Name of its agent; after a fall-back, of the agent that serves it now.
         phase: Activity of the session, in detail.
         state: Activity of the session, in one word.
         created: When the session was created, in seconds since 1970.
@@ -158,6 +176,8 @@ class Session(Struct, kw_only=True):
         limits: Usage windows of the agent's account, as the agent last reported them.
         limited_until: When the account's limit ends, in seconds since 1970; null if it is not
             limited.
+        fallback: Agents of the session in order of preference, the first one included; empty if it
+            has only one, or if another host owns it.
     """
 
     id: str
@@ -179,6 +199,7 @@ class Session(Struct, kw_only=True):
     host: str | None = None
     limits: list[LimitWindow] = []
     limited_until: float | None = None
+    fallback: list[SessionAgent] = []
 
 
 class Sessions(Struct):
