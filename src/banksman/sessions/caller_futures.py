@@ -19,12 +19,20 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from banksman.core.session.effects import AskHuman, CallBack, EndTerminals, GiveReceipt, TellAnswer
+from banksman.core.session.effects import (
+    AskHuman,
+    CallBack,
+    CallOnLimit,
+    EndTerminals,
+    GiveReceipt,
+    TellAnswer,
+)
 from banksman.core.session.facts import HoldAsked, HoldReleased
 from banksman.core.session.idempotency import KEYS_MAX, UNUSED, IdempotencyKey
 from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.turn import TurnPhase
 from banksman.errors import BanksmanError, Refused
+from banksman.sessions.limit_callback import LimitCallback
 from banksman.sessions.outcome_listener import OutcomeListener
 from banksman.sessions.questions import Questions
 from banksman.sessions.tools import Callbacks
@@ -50,6 +58,7 @@ class CallerFutures(OutcomeListener):
         # Set by the session, because these objects need the driver.
         self.questions: Questions | None = None
         self.callbacks: Callbacks | None = None
+        self.limits: LimitCallback | None = None
         self.save: Callable[[str], None] | None = None
         # Called for each ended turn when the log has its end.
         self.on_resolved: Callable[[str], None] | None = None
@@ -207,6 +216,10 @@ class CallerFutures(OutcomeListener):
         # and needs its own dispatch.
         self.loop.call_soon(self.save, prompt)
 
+    def call_on_limit(self, effect: CallOnLimit) -> None:
+        assert self.limits is not None
+        self.limits.call(effect)
+
     # -- the end ----------------------------------------------------------------------------------
     def finish(self) -> None:
         """End the callbacks and set `finished`."""
@@ -218,6 +231,8 @@ class CallerFutures(OutcomeListener):
             self.questions.end()
         if self.callbacks is not None:
             self.callbacks.end()
+        if self.limits is not None:
+            self.limits.end()
 
     def fail(self, error: BanksmanError) -> None:
         """Fail all waiting callers, because a bug ended the session."""

@@ -34,6 +34,7 @@ from banksman.core.session.effects import (
     Finish,
     HoldConversation,
     ReportIdle,
+    ReportLimit,
     ReportReady,
     StartProcess,
     StartTimer,
@@ -61,6 +62,7 @@ from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
 from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
+from banksman.sessions.accounts import AccountMember
 from banksman.sessions.agent_process import DrivenProcess, Spawn
 from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes, UsageCount
 from banksman.sessions.frame_reader import FrameReader
@@ -73,8 +75,9 @@ log = logging.getLogger("banksman")
 
 # Frames without a meaning are counted in after this many: the recorder has a line for each.
 PLAIN_FRAMES_MAX = 256
-# Interval at which a wait for a wall clock time looks at the clock.
-CLOCK_SECONDS = 60.0
+# Interval at which a wait for a wall clock time looks at that clock. The event loop's clock stands
+# still while the machine is suspended, and does not follow a wall clock that is set.
+WALL_SECONDS_MAX = 60.0
 
 
 class Driver:
@@ -96,6 +99,7 @@ class Driver:
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
+        account: AccountMember | None = None,
     ) -> None:
         self.id = id
         self.counters = Counters()
@@ -120,6 +124,7 @@ class Driver:
         self.frame_bytes_max = frame_bytes_max
         self._frames = FrameReader(self)
         self._redactor = redactor
+        self._account = account
         self._log_writer = LogWriter(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         # A commit that the state machine has not received yet; 0 if it has received all.
         self._committed = 0
@@ -244,10 +249,14 @@ class Driver:
             case StartTimer(at=at, subject=subject):
                 self._cancel_timer(subject)
                 self.timers[subject] = self._loop.call_at(at, self._on_timer, subject)
-            case WaitUntil(wall=wall, subject=subject):
-                self._wait_until(wall, subject)
             case CancelTimer(subject=subject):
                 self._cancel_timer(subject)
+            case WaitUntil(wall=wall, subject=subject):
+                jitter = 0.0 if self._account is None else self._account.jitter(wall)
+                self._wait_until(subject, wall + jitter)
+            case ReportLimit(until=until):
+                if self._account is not None:
+                    self._account.report(until)
             case StartProcess():
                 self._postponed = effect
                 self._pool.want(self)
@@ -413,13 +422,17 @@ class Driver:
         if timer is not None:
             timer.cancel()
 
-    def _wait_until(self, wall: float, subject: Subject) -> None:
-        # The clock may be set, and the machine suspended. So it is looked at now and then.
+    def _wait_until(self, subject: Subject, due: float) -> None:
+        """Start a timer that fires once the wall clock has passed `due`."""
         self._cancel_timer(subject)
-        left = wall - time.time()
-        seconds = min(max(left, 0.0), CLOCK_SECONDS)
-        then = self._on_timer if left <= 0 else partial(self._wait_until, wall)
-        self.timers[subject] = self._loop.call_later(seconds, then, subject)
+        seconds = min(max(0.0, due - time.time()), WALL_SECONDS_MAX)
+        self.timers[subject] = self._loop.call_later(seconds, self._on_wall_timer, subject, due)
+
+    def _on_wall_timer(self, subject: Subject, due: float) -> None:
+        if time.time() < due:
+            self._wait_until(subject, due)
+        else:
+            self._on_timer(subject)
 
     def _on_timer(self, subject: Subject) -> None:
         # The timer may run late, behind a busy loop, while the agent's answer waits in the pipe.

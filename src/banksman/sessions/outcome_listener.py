@@ -13,6 +13,7 @@ from banksman.core.session.effects import (
     AskHuman,
     AskToSave,
     CallBack,
+    CallOnLimit,
     CloseCallback,
     CloseQuestion,
     EndHold,
@@ -45,6 +46,7 @@ CallerEffect = (
     | EndTerminals
     | SettingTaken
     | AskToSave
+    | CallOnLimit
 )
 
 
@@ -66,6 +68,7 @@ class OutcomeListener:
     def end_terminals(self, effect: EndTerminals) -> None: ...
     def take_setting(self, change: str, error: BanksmanError | None) -> None: ...
     def ask_to_save(self, prompt: str) -> None: ...
+    def call_on_limit(self, effect: CallOnLimit) -> None: ...
     def fail(self, error: BanksmanError) -> None: ...
     def finish(self) -> None: ...
 
@@ -83,10 +86,8 @@ def tell(listener: OutcomeListener, effect: CallerEffect) -> None:
             listener.pass_on(turn)
         case GiveReceipt():
             listener.give_receipt(effect)
-        case GrantHold(hold=hold):
-            listener.grant_hold(hold)
-        case EndHold(hold=hold, error=error):
-            listener.end_hold(hold, error)
+        case GrantHold() | EndHold():
+            _tell_holder(listener, effect)
         case AskHuman():
             listener.ask_human(effect)
         case CloseQuestion(question=question):
@@ -103,5 +104,14 @@ def tell(listener: OutcomeListener, effect: CallerEffect) -> None:
             listener.take_setting(change, error)
         case AskToSave(prompt=prompt):
             listener.ask_to_save(prompt)
+        case CallOnLimit():
+            listener.call_on_limit(effect)
         case _:
             assert_never(effect)
+
+
+def _tell_holder(listener: OutcomeListener, effect: GrantHold | EndHold) -> None:
+    if isinstance(effect, GrantHold):
+        listener.grant_hold(effect.hold)
+    else:
+        listener.end_hold(effect.hold, effect.error)

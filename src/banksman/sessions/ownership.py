@@ -32,7 +32,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from banksman.core.session.effects import StartProcess
-from banksman.core.session.facts import Begun
+from banksman.core.session.facts import AccountLimited, Begun
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.turn import Turn as QueuedTurn
 from banksman.core.wire.framing import FRAME_BYTES_MAX
@@ -40,11 +40,13 @@ from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Closed, NotOwner, Refused
 from banksman.process import lease_page as leases
 from banksman.process.lease_page import LeasePage
+from banksman.sessions.accounts import AccountMember
 from banksman.sessions.agent_process import AgentProcess, OnReport, Spawn
 from banksman.sessions.caller_futures import CallerFutures, KeyedTurns
 from banksman.sessions.diagnostics import SessionCounts
 from banksman.sessions.driver import Driver
 from banksman.sessions.hooks import Hooks
+from banksman.sessions.limit_callback import LimitCallback
 from banksman.sessions.pool import Pool
 from banksman.sessions.questions import OnQuestion, Questions
 from banksman.sessions.session_spec import Permit, SessionSpec
@@ -132,6 +134,8 @@ class OwnedSession:
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
+        account: AccountMember | None = None,
+        agent: str = "",
     ) -> None:
         self.futures = futures = CallerFutures()
         self.driver = Driver(
@@ -144,7 +148,10 @@ class OwnedSession:
             pool=pool,
             frame_bytes_max=frame_bytes_max,
             redactor=redactor,
+            account=account,
         )
+        self._account = account
+        self.limits = futures.limits = LimitCallback(self.driver, agent)
         self.questions = futures.questions = Questions(self.driver, on_question)
         self.callbacks = futures.callbacks = Callbacks(self.driver, Hooks({}), ToolServer(()))
         self.keys = KeyedTurns(past.keys)
@@ -167,6 +174,16 @@ class OwnedSession:
                 self.futures.accept(ask.id)
                 self.keys.remember(ask.key, (turn, accepted))
         self.driver.dispatch(Begun(self.driver.now()))
+        if self._account is not None:
+            self._account.begin(self._on_limited)
+            self.futures.finished.add_done_callback(lambda _: self._leave_account())
+
+    def _on_limited(self, until: float | None) -> None:
+        self.driver.dispatch(AccountLimited(self.driver.now(), until))
+
+    def _leave_account(self) -> None:
+        assert self._account is not None
+        self._account.leave()
 
     def lose(self, error: NotOwner, kill_by: float) -> None:
         """End the session here after the loss of ownership.

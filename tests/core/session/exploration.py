@@ -50,6 +50,7 @@ from banksman.core.session.effects import (
     Append,
     AskHuman,
     AskToSave,
+    CallOnLimit,
     CancelTimer,
     CloseQuestion,
     Effect,
@@ -61,6 +62,7 @@ from banksman.core.session.effects import (
     LeaveInLog,
     Reject,
     ReportIdle,
+    ReportLimit,
     ReportReady,
     Resolve,
     SettingTaken,
@@ -69,10 +71,12 @@ from banksman.core.session.effects import (
     StopProcess,
     SweepTools,
     TellAnswer,
+    WaitUntil,
     WriteFrame,
 )
 from banksman.core.session.event import Entry
 from banksman.core.session.facts import (
+    AccountLimited,
     AppendFailed,
     Asked,
     AskMoved,
@@ -88,6 +92,7 @@ from banksman.core.session.facts import (
     HoldReleased,
     InterruptAsked,
     LeaveAsked,
+    LimitDecided,
     ProcessReported,
     QuestionAnswered,
     Reconfigured,
@@ -134,6 +139,7 @@ BUDGETS = (
     *("drain", "close", "leave", "hurry"),
     *("evict",),  # other sessions
     *("crash", "claim"),  # this host; another host
+    *("limited", "tool", "account"),  # the agent, whose turn meets a limit or uses a tool; another session
 )
 
 
@@ -219,6 +225,12 @@ class World(NamedTuple):
     change: int = Life.UNASKED
     late: frozenset[Fact] = frozenset()
     is_finished: bool = False
+    # The wall clock time that has certainly passed; the limit about which a caller decides; the limits for which the
+    # caller did not want to wait; and the prompts in whose turn a tool ran.
+    wall: float = 0.0
+    undecided: str = ""
+    given_up: frozenset[str] = frozenset()
+    tooled: frozenset[str] = frozenset()
 
     def spend(self, name: str) -> World:
         index = BUDGETS.index(name)
@@ -264,7 +276,8 @@ def moves(scenario: Scenario, world: World) -> Iterator[Move]:
             yield Move("world", TimerFired(AT, subject), _past_deadline(world, subject))
     if budget["late"]:
         for fact in sorted(world.late, key=repr):
-            yield Move("late", fact, world.spend("late")._replace(late=frozenset()))
+            after = world.spend("late")._replace(late=frozenset())
+            yield Move("late", fact, _at_wall(after, fact.subject) if isinstance(fact, TimerFired) else after)
 
 
 def _past_deadline(world: World, subject: Subject) -> World:
@@ -275,7 +288,21 @@ def _past_deadline(world: World, subject: Subject) -> World:
     timer, id = subject
     is_deadline = timer is Timer.DEADLINE and world.session.mode not in OVER
     unwanted = world.unwanted | {id} if is_deadline else world.unwanted
-    return world._replace(timers=world.timers - {subject}, unwanted=unwanted)
+    return _at_wall(world, subject)._replace(timers=world.timers - {subject}, unwanted=unwanted)
+
+
+def _at_wall(world: World, subject: Subject) -> World:
+    """The world after a timer. The driver fires the timer of a limit when the wall clock has passed its end."""
+    timer, end = subject
+    is_limit = timer is Timer.LIMIT and not end.startswith("after")
+    return world._replace(wall=max(world.wall, float(end))) if is_limit else world
+
+
+def _is_limited(scenario: Scenario, world: World, ledger: Ledger) -> bool:
+    """Whether nothing may be sent, because the account is limited."""
+    until = ledger.limited
+    waits = scenario.config.get("on_limit", "fail") != "fail" and world.session.mode is Mode.OPEN
+    return waits and until is not None and until > world.wall and repr(until) not in world.given_up
 
 
 def _timer_order(subject: Subject) -> tuple[str, str]:
@@ -324,6 +351,14 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
         yield Move("other", SettingAsked(AT, "change", "model", "large"), changed)
     if budget["reconfigure"]:
         yield Move("other", Reconfigured(AT, world.session.config, True), world.spend("reconfigure"))
+    if world.undecided:
+        key = world.undecided
+        decided = world._replace(undecided="")
+        yield Move("other", LimitDecided(AT, key, fails=False), decided)
+        yield Move("other", LimitDecided(AT, key, fails=True), decided._replace(given_up=world.given_up | {key}))
+    if budget["account"]:
+        for until in (9.0, 20.0, None):
+            yield Move("other", AccountLimited(AT, until), world.spend("account"))
     if budget["evict"]:
         yield Move("other", EvictAsked(AT), world.spend("evict"))
     if budget["drain"]:
@@ -392,6 +427,8 @@ def _crash(scenario: Scenario, world: World) -> Move:
         epoch=world.epoch + 1,
         question="",
         untold=frozenset(),
+        undecided="",
+        given_up=frozenset(),
         change=Life.UNASKED if world.change == Life.UNASKED else Life.OVER,
         # A caller that saw the question elsewhere can still answer it.
         late=frozenset(f for f in _closed(world, world.question).late if isinstance(f, QuestionAnswered)),
@@ -487,6 +524,8 @@ def _by_agent(scenario: Scenario, world: World, budget: Mapping[str, int]) -> It
         after = world._replace(agent=said.agent)
         if said.cost:
             after = after.spend(said.cost)
+        if said.cost == "tool":
+            after = after._replace(tooled=after.tooled | set(agent.current))
         yield Move("other" if said.cost else "agent", _frames(world, said.lines) if said.lines else None, after)
 
 
@@ -592,11 +631,16 @@ def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> Wo
             check(question not in world.seen, "G4", f"{question} was the name of another question")
             return world._replace(question=question, seen=world.seen | {question})
         case ReportIdle():
-            check(not world.ledger.open, "G6", f"nobody needs the process, and {world.ledger.open} are open")
+            waits = world.session.limit_wait is not None and not world.ledger.turn and world.ledger.own is None
+            check(not world.ledger.open or waits, "G6", f"nobody needs the process, and {world.ledger.open} are open")
             check(not world.agent.has_task or world.agent.owed, "G6", "nobody needs the process, and a task runs in it")
             return world
-        case ReportReady() | AskToSave() | HoldConversation():
+        case ReportReady() | AskToSave() | HoldConversation() | ReportLimit():
             return world
+        case WaitUntil(subject=subject):
+            return world._replace(timers=world.timers | {subject})
+        case CallOnLimit(key=key):
+            return world._replace(undecided=key, given_up=world.given_up - {key})
         case CloseQuestion(question=question):
             check(world.question == question, "G2", f"{question} ends, and nobody asked it")
             return _closed(world, question)._replace(untold=world.untold | {question})
@@ -721,6 +765,8 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
                 f"{data} is written while the agent is at work: {agent}",
             )
         is_new = turn[0].id == ask.id
+        is_limited = _is_limited(scenario, world, world.ledger)
+        check(not is_new or not is_limited, "limit", f"{data} is sent, and the account is limited")
         check(not is_new or world.session.mode in (Mode.OPEN, Mode.DRAINING), "G2", f"{data} begins, and it is leaving")
         is_durable = any(member.id == ask.id for member in world.durable.turn)
         check(is_durable, "G7", f"{data} is written before the intent is durable")
@@ -752,6 +798,10 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
             urgent = (*ledger.waiting, *(hold for hold in session.queue if isinstance(hold, Hold)))
             is_due = any(waiting.priority > max(victim, 0) for waiting in urgent)
             check(is_due, "G5", f"{id} is told to give way, to nobody more urgent")
+            is_limited = _is_limited(scenario, world, ledger)
+            check(not is_limited, "limit", f"{id} is told to give way to an ask that cannot be sent")
+        if kind == kinds.TURN_REQUEUED and b'"limit"' in data:
+            _check_retry(scenario, world, id)
         ledger = fold(ledger, entry, may_pass)
     mirror = _folded(mirror, entries)
     unlogged = (*world.unlogged, Unlogged(session.head, ledger, mirror))
@@ -759,6 +809,13 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
     awaited = {seq for seq, _ in session.deferred}
     unlogged = tuple(u for u in unlogged if u.seq in awaited or u is unlogged[-1])
     return world._replace(ledger=ledger, mirror=mirror, unlogged=unlogged)
+
+
+def _check_retry(scenario: Scenario, world: World, id: str) -> None:
+    """Check that an ask which met a limit is asked again only if nothing happened, and if its caller wants it."""
+    ref = scenario.by_id[id].ref[:-4]
+    check(all(other[:-4] != ref for other in world.tooled), "limit", f"{id} is asked again, and a tool ran in its turn")
+    check(id not in world.unwanted, "limit", f"{id} is asked again, and nobody wants it")
 
 
 def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: bytes) -> None:
@@ -855,6 +912,8 @@ def _queued_ids(session: Session) -> list[str]:
 
 def _check_urgency(world: World) -> None:
     session = world.session
+    if session.limit_wait is not None:
+        return
     hold = session.hold
     for waiting in session.queue:
         passes = hold is None or waiting.priority > hold.priority
@@ -883,7 +942,7 @@ def _brief(turn: Turn | None) -> tuple[object, ...] | None:
     if turn is None:
         return None
     joined, steered = (tuple(ask.id for ask in asks) for asks in (turn.joined, turn.steered))
-    return turn.id, turn.attempt, joined, steered
+    return turn.id, turn.attempt, joined, steered, turn.limit_waits
 
 
 def _open_asks(world: World) -> bool:
@@ -906,6 +965,8 @@ def key(world: World) -> tuple[object, ...]:
             session.own_count,
             session.resume_failures,
             *(session.limits, session.limited_until),
+            *(session.limit_wait, session.limit_passed, session.limit_failed),
+            *(world.wall, world.undecided, world.given_up, world.tooled),
             # From the second crash on, only the backoff grows.
             *(session.settings, min(session.crashes, 2), session.is_backing_off, session.idle_since, session.overflows),
         ),

@@ -45,6 +45,8 @@ class Ledger(NamedTuple):
     # Input tokens that were reported for each open turn, and whether an ask of the turn has counted its usage.
     used: tuple[tuple[str, int], ...] = ()
     is_counted: bool = False
+    # Until when the account is limited.
+    limited: float | None = None
 
     @property
     def open(self) -> frozenset[str]:
@@ -67,10 +69,13 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
     if kind == kinds.SESSION_IMPORTED:
         # Turns that were open or waiting are served by the session that the log was imported from.
         return ledger._replace(waiting=(), turn=(), own=None, ended=ledger.queued)
+    if kind == kinds.LIMITS_CHANGED:
+        return ledger._replace(limited=msgspec.json.decode(data)["limited_until"])
     if not kind.startswith(("turn.", "queue.", "usage.")):
         return ledger
     assert id is not None
     body: dict[str, Any] = msgspec.json.decode(data)
+    ledger = ledger._replace(limited=_limited(ledger, kind, body))
     match kind:
         case kinds.TURN_QUEUED:
             check(id not in ledger.queued, "log", f"{id} was queued twice")
@@ -105,6 +110,14 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
             return ledger._replace(waiting=_at_head_of_class(rest, moved))
         case _:
             return ledger
+
+
+def _limited(ledger: Ledger, kind: str, body: dict[str, Any]) -> float | None:
+    """Until when the account is limited after this entry. An answer of the provider ends a limit."""
+    if kind == kinds.TURN_ENDED and body["outcome"] == "done":
+        return None
+    told = (body.get("failure") or body).get("limited_until")
+    return ledger.limited if told is None else told
 
 
 def _count(ledger: Ledger, id: str, body: dict[str, Any]) -> Ledger:

@@ -22,6 +22,7 @@ from tests.core.session import (
     test_deadlines,
     test_history,
     test_idle_process,
+    test_limit_wait,
     test_questions,
     test_settings,
     test_shutdown_drain,
@@ -38,6 +39,7 @@ from banksman.core.session import (
     durability,
     grants,
     idle_process,
+    limit_wait,
     permissions,
     process_life,
     provider_limits,
@@ -63,6 +65,7 @@ from banksman.core.session.outcome import By, Kind, Outcome
 from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.session.state import (
     Deferred,
+    LimitWait,
     MayWrite,
     Mode,
     ProcessPhase,
@@ -1443,3 +1446,99 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
             right(work)
 
     return log_limits
+
+
+# -- waits for a limit -------------------------------------------------------------------------------------------------
+@_mutant("an ask is asked again after a tool ran", limit_wait, "retry_of", "a wait for a limit")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def retry_of(work: Transition, turn: Turn, outcome: Outcome) -> LimitWait | None:
+        return right(work, replace(turn, used_tools=False), outcome)
+
+    return retry_of
+
+
+@_mutant("a wait ends before the reset", limit_wait, "expire", "a wait, told late")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def expire(work: Transition, _key: str) -> None:
+        wait = work.state.limit_wait
+        if wait is not None:
+            right(work, wait.key)
+
+    return expire
+
+
+@_mutant("the limit of a requeued ask is forgotten on replay", pasts, "_limited_by", "a wait for a limit")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def limited_by(state: Session, _event: Event) -> Session:
+        return state
+
+    return limited_by
+
+
+@_mutant("replay does not count how often an ask waited for a limit", pasts, "_again", "a wait for a limit")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def again(turn: Turn, event: Event) -> Turn:
+        return replace(right(turn, event), limit_waits=turn.limit_waits)
+
+    return again
+
+
+def _as_if_free(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does not see the wait of the queue."""
+
+    def wrong(work: Transition) -> None:
+        wait = work.state.limit_wait
+        work.set(limit_wait=None)
+        right(work)
+        work.set(limit_wait=wait)
+
+    return wrong
+
+
+_mutant("an ask preempts and cannot be sent", grants, "_make_room", "a wait, and another session")(_as_if_free)
+_mutant("a granted turn ignores the limit", grants, "_write_prompt", "a wait, and a host that dies")(_as_if_free)
+_mutant(
+    "a process is started while the queue waits",
+    grants,
+    "_grant",
+    test_limit_wait.test_nothing_is_sent_and_no_process_started_during_a_wait,
+)(_as_if_free)
+_mutant(
+    "a process waits for its place although the queue waits",
+    grants,
+    "_give_up_start",
+    test_limit_wait.test_waiting_start_of_a_process_is_given_up,
+)(_as_if_free)
+
+
+@_mutant("a wait never begins again after a restart", limit_wait, "look", test_limit_wait.test_wait_survives_the_host)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def look(work: Transition) -> None:
+        if work.state.head > work.state.committed or work.entries:
+            right(work)
+
+    return look
+
+
+@_mutant("a wait has no end", limit_wait, "expire", "a wait, held")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def nothing(work: Transition, key: str) -> None:
+        pass
+
+    return nothing
+
+
+@_mutant(
+    "an answer from before the limit lifts it for others",
+    limit_wait,
+    "on_outcome",
+    test_limit_wait.test_turn_that_began_before_the_limit_does_not_lift_it_for_others,
+)
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_outcome(work: Transition, outcome: Outcome) -> None:
+        wait = work.state.limit_wait
+        work.set(limit_wait=None)
+        right(work, outcome)
+        work.set(limit_wait=wait)
+
+    return on_outcome

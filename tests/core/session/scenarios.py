@@ -59,6 +59,8 @@ _CLOCK = {"clocks": {"overall": 0.0}}
 _TOOLS = {"leaves_tools": True}
 _QUIET = {"quiet_seconds": 0.1}
 _IDLE = {"idle_seconds": 0.0}
+_WAIT = {"on_limit": "wait"}
+_CALL = {"on_limit": "call"}
 
 SCENARIOS = {
     each.name: each
@@ -168,6 +170,21 @@ SCENARIOS = {
         scenario("a leave, and tasks in the background", USUAL, leave=1, hurry=1, task=2, late=1),
         scenario("tasks in the background, and a log that fails", USUAL, lazy="log", task=2, fail=1, drain=1),
         scenario("tasks in the background, and a host that dies", USUAL, lazy="log", task=2, crash=1),
+        scenario("a wait for a limit", LOW, URGENT, limited=2, tool=1, config=_WAIT),
+        scenario("a wait, and tasks", USUAL, limited=2, task=1, exit=1, config=_WAIT),
+        scenario("a wait, and another session", LOW, URGENT, account=3, lazy="start", config=_WAIT),
+        scenario("a wait, and a host that dies", USUAL, lazy="log", limited=2, crash=1, config=_WAIT),
+        scenario("a wait, and a log that fails", USUAL, lazy="log", limited=1, account=1, fail=1, config=_WAIT),
+        scenario("a wait, and an end", USUAL, limited=1, interrupt=1, close=1, leave=1, config=_WAIT),
+        scenario("a wait, and who comes next", USUAL, lazy="log", limited=1, leave=1, claim=1, config=_WAIT),
+        scenario("a wait, and a deadline", BOUND, limited=1, account=1, config=_WAIT),
+        scenario("a wait, steered", USUAL, STEER, limited=1, manners=SLOW, config=_WAIT),
+        scenario("a wait, steered and merged", PATIENT, STEER, limited=1, manners=MERGING, config=_WAIT),
+        scenario("a wait, collected", FIRST, SECOND, limited=1, withdraw=1, config=_WAIT),
+        scenario("a wait, held", HELD, USUAL, holds=(("hold", NORMAL),), limited=1, config=_WAIT),
+        scenario("a wait, told late", USUAL, limited=1, account=2, late=1, config=_WAIT),
+        scenario("a wait of an idle process", USUAL, limited=1, evict=1, config={**_WAIT, **_IDLE}),
+        scenario("a wait, decided", USUAL, limited=2, account=1, config=_CALL),
         scenario("a full queue", LOW, ALSO_LOW, USUAL, config={"queue_max": 1, "when_full": "drop"}),
     )
 }

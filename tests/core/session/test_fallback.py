@@ -8,15 +8,16 @@ from msgspec.structs import replace
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, Telling, of
 
-from banksman.core.dialects.meaning import Meaning, ProviderFailure, ToolBegan, TurnOpened, TurnOver
+from banksman.core.dialects.meaning import Meaning, ProviderFailure, ToolBegan, ToolEnded, TurnOpened, TurnOver
 from banksman.core.process_facts import StartFailed
 from banksman.core.session import event as kinds
 from banksman.core.session import fallback
 from banksman.core.session import history as pasts
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
-from banksman.core.session.effects import Append, HoldConversation, WaitUntil, WriteFrame
+from banksman.core.session.effects import Append, HoldConversation, ReportLimit, WaitUntil, WriteFrame
 from banksman.core.session.event import entry
 from banksman.core.session.facts import (
+    AccountLimited,
     AppendFailed,
     Asked,
     Begun,
@@ -29,7 +30,7 @@ from banksman.core.session.facts import (
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import Mode, ProcessPhase
+from banksman.core.session.state import AgentState, Mode, ProcessPhase
 from banksman.core.session.turn import Turn, queued
 from banksman.errors import AgentError, ErrorKind, ProgramNotFound, StoreError
 
@@ -340,6 +341,119 @@ def test_start_that_waits_for_place_is_given_up_for_change() -> None:
     assert talk.state.process.phase is ProcessPhase.STOPPING
 
 
+# -- waiting for limits --------------------------------------------------------------------------------------------
+def waiting(config: Config = BOTH) -> Config:
+    roster = tuple(replace(each, on_limit="wait") for each in config.roster)
+    return replace(config, on_limit="wait", roster=roster)
+
+
+def test_ask_that_met_limit_without_effect_falls_back() -> None:
+    talk = Talk(waiting())
+    meet_limit(talk, "a", 900.0)
+    assert not talk.outcomes
+    assert talk.state.limit_wait is None
+    leave_process(talk)
+    talk.begin()
+    assert agents(talk) == ["one", "two"]
+    [turn] = [each for each in (talk.state.turn,) if each is not None]
+    assert (turn.id, turn.attempt) == ("a", 2)
+    talk.over(turn.ref)
+    assert talk.kinds == {"a": Kind.DONE}
+
+
+def test_ask_whose_tool_ran_fails_and_only_next_one_falls_back() -> None:
+    talk = Talk(waiting())
+    talk.ask(A)
+    talk.begin()
+    talk.opens(A.ref)
+    talk.mean(ToolBegan(("t1",)), ToolEnded(("t1",)))
+    talk.mean(TurnOver((A.ref,), is_error=True, error="no", failure=LIMIT))
+    talk.hear(b"settled a0000")
+    assert talk.kinds == {"a": Kind.FAILED}
+    talk.ask(B)
+    leave_process(talk)
+    talk.begin()
+    talk.over(B.ref)
+    assert talk.kinds == {"a": Kind.FAILED, "b": Kind.DONE}
+
+
+def test_queue_waits_for_agent_that_resets_first_when_all_are_limited() -> None:
+    talk = Talk(waiting())
+    meet_limit(talk, "a", 900.0)
+    leave_process(talk)
+    talk.begin()
+    assert talk.state.turn is not None
+    talk.opens(talk.state.turn.ref)
+    talk.mean(TurnOver((talk.state.turn.ref,), is_error=True, error="no", failure=replace(LIMIT, limited_until=500.0)))
+    # Both are limited: the queue waits for the second agent, and nothing is sent meanwhile.
+    assert not talk.outcomes
+    assert talk.state.limit_wait is not None
+    assert talk.state.limit_wait.until == 500.0
+    talk.effects.clear()
+    talk.ask(B)
+    assert not of(WriteFrame, talk.effects)
+    assert not talk.starts
+    talk.fire((Timer.LIMIT, "500.0"))
+    assert [turn.id for turn in (talk.state.turn,) if turn is not None] == ["a"]
+
+
+def test_wait_ends_when_another_agent_is_available_again() -> None:
+    talk = Talk(waiting())
+    talk.state = replace(
+        fallback.switched(talk.state, "one", "two"),
+        limited_until=900.0,
+        agents=(("one", AgentState(limited_until=990.0)),),
+    )
+    talk.ask(A)
+    assert talk.state.limit_wait is not None
+    assert not talk.starts
+    talk.fire((Timer.FALLBACK, "one 990.0"))
+    assert talk.state.limit_wait is None
+    assert agents(talk) == ["one"]
+
+
+def test_ask_that_fallback_cannot_serve_waits_for_limited_agent() -> None:
+    talk = Talk(waiting())
+    talk.state = replace(talk.state, limited_until=900.0)
+    talk.ask(replace(A, schema={"type": "object"}))
+    assert not talk.starts
+    talk.fire((Timer.FALLBACK, "one 900.0"))
+    assert agents(talk) == ["one"]
+
+
+def test_granted_turn_is_put_back_when_limit_becomes_known_before_its_prompt() -> None:
+    talk = Talk(waiting())
+    talk.ask(A)
+    talk.is_log_slow = True
+    talk.begin()
+    talk.tell(AccountLimited(talk.at, 900.0, "one"))
+    talk.is_log_slow = False
+    talk.effects.clear()
+    talk.commit()
+    assert not of(WriteFrame, talk.effects)
+    leave_process(talk)
+    assert agents(talk) == ["two"]
+
+
+def test_account_of_other_agent_is_noted_and_replayed() -> None:
+    talk = fallen_back()
+    talk.tell(AccountLimited(talk.at, 1500.0, "one"))
+    assert talk.state.limited_until is None
+    assert dict(talk.state.agents)["one"].limited_until == 1500.0
+    assert replayed(talk).session.agents == talk.state.agents
+    assert WaitUntil(1500.0, (Timer.FALLBACK, "one 1500.0"), "one") in talk.effects
+    talk.tell(AccountLimited(talk.at, None, "one"))
+    talk.ask(C)
+    leave_process(talk)
+    assert agents(talk) == ["one", "two", "one"]
+
+
+def test_limits_are_reported_for_their_agent() -> None:
+    talk = fallen_back()
+    meet_limit(talk, "c", 500.0)
+    assert of(ReportLimit, talk.effects) == [ReportLimit(900.0, "one"), ReportLimit(500.0, "two")]
+
+
 # -- what each agent keeps -------------------------------------------------------------------------------------------
 def test_each_agent_resumes_its_own_conversation() -> None:
     talk = fallen_back()
@@ -415,7 +529,7 @@ def test_limit_is_awaited_again_after_restart() -> None:
     past = replayed(talk)
     again = Talk(state=past.session)
     again.tell(Begun(again.at))
-    assert of(WaitUntil, again.effects) == [WaitUntil(900.0, (Timer.FALLBACK, "one 900.0"))]
+    assert of(WaitUntil, again.effects) == [WaitUntil(900.0, (Timer.FALLBACK, "one 900.0"), "one")]
     again.ask(C)
     assert agents(again) == ["two"]
     assert again.starts[-1].conversation == "second"

@@ -29,19 +29,24 @@ from banksman.core.dialects.meaning import (
     Noise,
     PromptSettled,
     PromptTaken,
+    ProviderFailure,
     Replied,
     Requested,
     RequestPurpose,
     Retrying,
     TasksChanged,
+    ToolBegan,
     TurnOpened,
     TurnOver,
     UsageReported,
 )
 from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.permissions import Decision, Verdict
+from banksman.errors import ErrorKind
 
 OWN = "own"
+LIMITED = ProviderFailure(ErrorKind.USAGE_LIMIT, limited_until=9.0)
+THROTTLED = ProviderFailure(ErrorKind.RATE_LIMITED, retry_after=1.0)
 
 
 @functools.cache
@@ -73,6 +78,14 @@ def _meaning(line: bytes) -> Meaning | None:
             return Requested(rest[0], RequestPurpose.PERMISSION, "can_use_tool", "saw")
         case "limit":
             return LimitsReported((LimitWindow("hours", 1.0, 9.0, is_exhausted=True),))
+        case "later":
+            return LimitsReported((LimitWindow("hours", 1.0, 20.0, is_exhausted=True),))
+        case "limited" | "throttled":
+            text, *refs = rest
+            failure = LIMITED if word == "limited" else THROTTLED
+            return TurnOver(tuple(refs), text=text, is_error=True, failure=failure)
+        case "tool":
+            return ToolBegan(("t",))
         case "free":
             return LimitsReported((LimitWindow("hours", 0.0, 9.0),))
         case "retry":
@@ -214,6 +227,10 @@ def moves(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
         yield Said((b"limit",), agent, "limit")
         yield Said((b"free",), agent, "limit")
         yield Said((b"retry",), agent, "limit")
+    if budget.get("limited"):
+        yield Said((b"limit",), agent, "limited")
+        yield Said((b"later",), agent, "limited")
+        yield Said((b"free",), agent, "limited")
     if agent.has_task:
         yield Said((b"tasks",), agent._replace(has_task=False))
     elif budget.get("task"):
@@ -286,6 +303,8 @@ def _work(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
     yield from _end(agent, over, manners, budget)
     if not agent.has_question and not agent.is_aborting and budget.get("question"):
         yield Said((b"ask q1",), agent._replace(has_question=True), "question")
+    if budget.get("tool"):
+        yield Said((b"tool",), agent, "tool")
     if budget.get("use"):
         # Each report is about another model call.
         yield Said((f"used c{budget['use']} 5".encode(),), agent, "use")
@@ -305,3 +324,7 @@ def _end(agent: Agent, over: Agent, manners: Manners, budget: Mapping[str, int])
         yield Said(words["settled"] if manners.names else (), over, "missing")
     if manners.errs and not agent.is_aborting:
         yield Said((" ".join(("error", f"{refs[0]}?", *named[1:])).encode(),), over)
+    if budget.get("limited") and not agent.is_aborting:
+        for word in ("limited", "throttled"):
+            boundary = " ".join((word, f"{refs[0]}?", *named[1:])).encode()
+            yield Said((boundary, *words["settled"]), over, "limited")

@@ -10,11 +10,18 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import PromptRefused
-from banksman.core.session import ask_queue, fallback, questions, turn_end, watchdogs
+from banksman.core.session import (
+    ask_queue,
+    fallback,
+    limit_wait,
+    questions,
+    turn_end,
+    watchdogs,
+)
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject, StartTimer
-from banksman.core.session.facts import QuestionAnswered, Timer
+from banksman.core.session.facts import LimitDecided, QuestionAnswered, Timer
 from banksman.core.session.outcome import By, Kind, Receipt
 from banksman.core.session.state import (
     MaySteer,
@@ -213,9 +220,12 @@ def resume_deadlines(work: Transition) -> None:
 def expire(work: Transition, id: str) -> None:
     """End an ask at its deadline: withdraw it from the queue, or stop its turn.
 
-    A turn of several asks is stopped only once none of them is wanted, as in `withdraw`.
+    A turn of several asks is stopped only once none of them is wanted, as in `withdraw`. The error
+    of an ask that waited for a limit of the account says so.
     """
-    if _withdraw_queued(work, id, clock=watchdogs.DEADLINE):
+    wait = work.state.limit_wait
+    error = None if wait is None else limit_wait.error_of(wait)
+    if _withdraw_queued(work, id, clock=watchdogs.DEADLINE, error=error):
         return
     turn = work.state.turn
     if turn is not None and any(ask.id == id for ask in turn.asks):
@@ -223,7 +233,9 @@ def expire(work: Transition, id: str) -> None:
         turn_end.stop_if_unwanted(work, Cause.CLOCK, watchdogs.DEADLINE)
 
 
-def _withdraw_queued(work: Transition, id: str, *, clock: str | None = None) -> bool:
+def _withdraw_queued(
+    work: Transition, id: str, *, clock: str | None = None, error: BanksmanError | None = None
+) -> bool:
     turn = ask_queue.find(work.state.queue, id)
     if turn is None:
         return _withdraw_unsent(work, id, clock)
@@ -244,7 +256,7 @@ def _withdraw_queued(work: Transition, id: str, *, clock: str | None = None) -> 
             work.start_timer(work.state.config.collect_seconds, Timer.COLLECT, first.id)
     else:
         take_out(work, turn)
-    turn_end.end_queued(work, ask, Kind.WITHDRAWN, clock=clock)
+    turn_end.end_queued(work, ask, Kind.WITHDRAWN, clock=clock, error=error)
     return True
 
 
@@ -275,6 +287,14 @@ def drop(work: Transition, turn: Turn, kind: Kind, error: BanksmanError) -> None
     take_out(work, turn)
     for ask in turn.asks:
         turn_end.end_queued(work, ask, kind, error=error)
+
+
+def decide_limit(work: Transition, fact: LimitDecided) -> None:
+    """End the asks that wait for a limit of the account, if the caller decided so."""
+    wait = limit_wait.give_up(work, fact.key) if fact.fails else None
+    if wait is not None:
+        for turn in [turn for turn in work.state.queue if isinstance(turn, Turn)]:
+            drop(work, turn, Kind.FAILED, limit_wait.error_of(wait))
 
 
 def interrupt(work: Transition, id: str, interrupt: str) -> None:

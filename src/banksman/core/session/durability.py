@@ -80,8 +80,7 @@ def _log_again(work: Transition) -> None:
         work.log(None, kinds.SESSION_CONVERSATION, conversation=known.conversation)
         for name, value in known.settings:
             work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
-        if known.limits or known.limited_until is not None:
-            provider_limits.log_limits(work, known.limits, known.limited_until)
+        provider_limits.log_limits(work, known.limits, known.limited_until)
 
 
 def fail(work: Transition, fact: AppendFailed) -> None:

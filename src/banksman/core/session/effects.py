@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from banksman.core.dialects.meaning import Requested
+from banksman.core.session.account_limits import Windows
 from banksman.core.session.event import Entry
 from banksman.core.session.facts import Subject
 from banksman.core.session.outcome import Outcome, Receipt
-from banksman.errors import BanksmanError
+from banksman.errors import AgentError, BanksmanError
 
 
 class Append(Struct, frozen=True):
@@ -67,13 +68,6 @@ class StartTimer(Struct, frozen=True):
     """Start a timer, or restart it. `TimerFired` reports it."""
 
     at: float
-    subject: Subject
-
-
-class WaitUntil(Struct, frozen=True):
-    """Start a timer that fires once the wall clock has passed this time, or restart it."""
-
-    wall: float
     subject: Subject
 
 
@@ -223,6 +217,41 @@ class AskToSave(Struct, frozen=True):
     prompt: str
 
 
+class WaitUntil(Struct, frozen=True):
+    """Start a timer that is due at a wall clock time plus the jitter of the account.
+
+    `TimerFired` reports it, and never before that time, even if the machine is suspended or its
+    clock is set. `agent`: whose account; empty: the session has only one.
+    """
+
+    wall: float
+    subject: Subject
+    agent: str = ""
+
+
+class ReportLimit(Struct, frozen=True):
+    """Tell the other sessions of the agent's account until when it is limited.
+
+    `until`: wall clock; None: the account answers again. `agent`: which agent of the session;
+    empty: the session has only one.
+    """
+
+    until: float | None
+    agent: str = ""
+
+
+class CallOnLimit(Struct, frozen=True):
+    """Let the caller decide whether the waiting asks wait for the end of a limit, or fail.
+
+    `LimitDecided` with the same `key` reports the decision.
+    """
+
+    key: str
+    error: AgentError
+    windows: Windows
+    waiting: tuple[str, ...]
+
+
 class Finish(Struct, frozen=True):
     """Report that the session is closed or has left: nothing of it remains on this host."""
 
@@ -234,7 +263,6 @@ Effect = (
     | SweepTools
     | WriteFrame
     | StartTimer
-    | WaitUntil
     | CancelTimer
     | Accept
     | Reject
@@ -255,4 +283,7 @@ Effect = (
     | ReportIdle
     | AskToSave
     | Finish
+    | WaitUntil
+    | ReportLimit
+    | CallOnLimit
 )

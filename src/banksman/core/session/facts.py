@@ -45,6 +45,7 @@ class Timer(enum.Enum):
     LEAVE = "leave"  # the session: the deadline of the running turn before the session leaves
     DEADLINE = "deadline"  # an ask (id): it should be over
     BACKGROUND = "background"  # the session: a drain has waited long enough for background tasks
+    LIMIT = "limit"  # a wait (key): the limit of the account should be over
     FALLBACK = "fallback"  # an agent and the end of its limit: it may serve again
 
 
@@ -184,6 +185,29 @@ class LeaveAsked(Struct, frozen=True):
     by: float | None = None
 
 
+class AccountLimited(Struct, frozen=True):
+    """Another session of the agent's account learned until when the account is limited.
+
+    `until`: wall clock; None: the account answers again. `agent`: which agent of the session;
+    empty: the one that serves it now.
+    """
+
+    at: float
+    until: float | None
+    agent: str = ""
+
+
+class LimitDecided(Struct, frozen=True):
+    """The caller decided about a wait for a limit, which is named by its key.
+
+    `fails` False: the asks wait.
+    """
+
+    at: float
+    key: str
+    fails: bool
+
+
 # -- from the log --------------------------------------------------------------------------------
 class Committed(Struct, frozen=True):
     """Everything up to this seq is durable."""
@@ -272,6 +296,8 @@ CallerFact = (
     | DrainAsked
     | CloseAsked
     | LeaveAsked
+    | AccountLimited
+    | LimitDecided
 )
 # These name a process. A fact about a process that was replaced is stale.
 AgentFact = ProcessReported | FramesRead | ConversationTaken | TerminalsEnded

@@ -103,6 +103,27 @@ def choose(state: Session, turn: Turn) -> str:
     return free[0]
 
 
+def has_other(state: Session) -> bool:
+    """Whether another agent than the current one can serve."""
+    names = [each.agent for each in state.config.roster if each.agent != current(state)]
+    return any(name not in state.missing and not is_limited(state, name) for name in names)
+
+
+def must_leave(state: Session, turn: Turn) -> bool:
+    """Whether another agent must serve a granted turn, because the limit became known since."""
+    agent = current(state)
+    return choose(state, turn) != agent and is_limited(state, agent)
+
+
+def must_wait(state: Session) -> bool:
+    """Whether an ask that only the current agent can serve waits for the end of its limit.
+
+    If no agent can serve, the whole queue waits: see limit_wait.py.
+    """
+    is_decided = state.config.on_limit == "fail" or state.limited_until == state.limit_failed
+    return not is_decided and is_limited(state, current(state)) and has_other(state)
+
+
 def owner(state: Session) -> str | None:
     """Return the agent that a turn must stay with once its prompt was sent; None: there is one."""
     is_alone = len(state.config.roster) < 2 and state.agent is None
@@ -124,8 +145,11 @@ def switch(work: Transition, agent: str) -> None:
         return
     why = _why(state, before, agent)
     log_change(work, before, agent, why, state.limited_until)
-    # Starts were suspended because of the other agent's crashes.
-    work.set(is_backing_off=False)
+    if state.limit_wait is not None:
+        work.cancel_timer(Timer.LIMIT, state.limit_wait.key)
+    # Starts were suspended because of the other agent's crashes, and the queue for its limit.
+    passed = None if is_limited(state, agent) else limited_until(state, agent)
+    work.set(is_backing_off=False, limit_wait=None, limit_passed=passed, limit_failed=None)
     work.state = switched(work.state, before, agent)
     # A session leases one conversation. Nothing drives the one that it leaves, and without a lease
     # a failed lease of the next one cannot give it back. The start of the process leases that one.
@@ -149,6 +173,13 @@ def _why(state: Session, before: str, agent: str) -> str:
     if is_limited(state, before):
         return "limited"
     return "available again" if names.index(agent) < names.index(before) else "required"
+
+
+def noted(state: Session, agent: str, **changes: Any) -> Session:
+    """Return the state with changes of an agent that does not serve the session now."""
+    agents = dict(state.agents)
+    agents[agent] = replace(agents.get(agent, AgentState()), **changes)
+    return replace(state, agents=tuple(sorted(agents.items())))
 
 
 def switched(state: Session, before: str, agent: str) -> Session:
@@ -185,7 +216,7 @@ def watch_limits(work: Transition) -> None:
         known = waits.get(config.agent)
         if until is not None and (known is None or known.until != until):
             waits[config.agent] = wait = AgentLimit(config.agent, until)
-            work.do(WaitUntil(until, (Timer.FALLBACK, wait.key)))
+            work.do(WaitUntil(until, (Timer.FALLBACK, wait.key), config.agent))
     work.set(agent_limits=tuple(waits.values()))
 
 

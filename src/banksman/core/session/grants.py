@@ -17,6 +17,7 @@ from banksman.core.session import (
     asks,
     fallback,
     idle_process,
+    limit_wait,
     shutdown,
     turn_end,
     watchdogs,
@@ -56,6 +57,8 @@ def advance(work: Transition) -> None:
         return
     if work.state.mode is Mode.OPEN:
         fallback.watch_limits(work)
+    limit_wait.look(work)
+    if work.state.mode is Mode.OPEN:
         _make_room(work)
     _write_prompt(work)
     if work.state.mode is Mode.OPEN:
@@ -67,9 +70,12 @@ def advance(work: Transition) -> None:
 def _make_room(work: Transition) -> None:
     """Preempt the running turns if a more urgent entry is ready.
 
-    This includes a turn that the agent opened unprompted, or reached, while the entry waited.
+    This includes a turn that the agent opened unprompted, or reached, while the entry waited. An
+    entry that waits for a limit of the account could not be served, so it preempts nothing.
     """
     state = work.state
+    if state.limit_wait is not None:
+        return
     for turn in (state.own, state.turn):
         if turn is not None and state.queue:
             ready = ask_queue.ready(state.queue, hold=state.hold, collecting=state.collecting)
@@ -84,12 +90,13 @@ def _write_prompt(work: Transition) -> None:
     """
     state = work.state
     turn = state.turn
-    if (
-        turn is None
-        or turn.phase is not TurnPhase.STARTING
-        or not turn.may_write
-        or not _is_free(state)
-    ):
+    if turn is None or turn.phase is not TurnPhase.STARTING or not turn.may_write:
+        return
+    if work.is_open and (state.limit_wait is not None or fallback.must_leave(state, turn)):
+        # The limit became known after the grant.
+        turn_end.put_back(work, turn.requeued())
+        return
+    if not _is_free(state):
         return
     assert turn.ask is not None
     if state.process.stale is Replacement.NOW:
@@ -121,10 +128,12 @@ def _is_free(state: Session) -> bool:
 def _give_up_start(work: Transition) -> None:
     """Stop a process that has no pid yet, if the ask that needed it is gone.
 
-    The process may still wait for a place in the pool, or take one from another session.
+    The process may still wait for a place in the pool, or take one from another session. So also
+    if the ask waits for a limit of the account.
     """
     process = work.state.process
-    if process.phase is ProcessPhase.STARTING and not process.is_there and not work.state.is_busy:
+    is_needed = work.state.is_busy and work.state.limit_wait is None
+    if process.phase is ProcessPhase.STARTING and not process.is_there and not is_needed:
         work.stop_process()
 
 
@@ -166,13 +175,19 @@ def _grant_turn(work: Transition, chosen: Turn) -> None:
     """Grant a turn, or prepare the process that it needs."""
     state = work.state
     agent = fallback.choose(state, chosen)
-    if state.process.phase is ProcessPhase.NONE:
+    is_other = agent != fallback.current(state)
+    if is_other and state.process.phase is ProcessPhase.NONE:
         fallback.switch(work, agent)
-        if not work.state.is_backing_off:
+        limit_wait.look(work)
+        state = work.state
+        is_other = False
+    if not is_other and (state.limit_wait is not None or fallback.must_wait(state)):
+        return
+    if state.process.phase is ProcessPhase.NONE:
+        if not state.is_backing_off:
             assert chosen.ask is not None
             work.start_process(chosen.ask.schema)
         return
-    is_other = agent != fallback.current(state)
     if is_other and not state.process.is_there:
         work.stop_process()  # It may still wait for a place in the pool.
     if not _is_free(state):

@@ -89,11 +89,8 @@ def fold_event(state: Session, event: Event) -> Session:
                 return _requeue_unsent(state, state.turn, event)
             # The same as `Turn.requeued`, except that a steered prompt stays with the agent.
             rest = _led_by_next(state.turn, state.turn.steered)
-            again = replace(
-                state.turn.requeued(),
-                attempt=event.body["attempt"],
-                agent=event.body.get("agent") or state.turn.agent,
-            )
+            again = _again(state.turn.requeued(), event)
+            state = _limited_by(state, event)
             return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
         case kinds.TURN_INTERRUPTED:
             for name in ("turn", "own"):
@@ -162,8 +159,12 @@ def _fold_session(state: Session, event: Event) -> Session:
             return replace(state, settings=kept if value is None else (*kept, (name, value)))
         case kinds.LIMITS_CHANGED:
             body = event.body
-            windows = account_limits.from_json(body["windows"])
-            return replace(state, limits=windows, limited_until=body["limited_until"])
+            told = {
+                "limits": account_limits.from_json(body["windows"]),
+                "limited_until": body["limited_until"],
+            }
+            other = body.get("agent")
+            return replace(state, **told) if other is None else fallback.noted(state, other, **told)
         case kinds.SESSION_FELL_BACK:
             return fallback.switched(state, event.body["from"], event.body["to"])
         case kinds.SESSION_CLOSED:
@@ -234,7 +235,7 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
         return replace(state, own=own, own_count=state.own_count + 1)
     if state.turn is not None and state.turn.id == id:
         # The ask was steered into a turn that is over, and the agent reached its prompt unprompted.
-        return replace(state, turn=replace(state.turn, attempt=body["attempt"]))
+        return replace(state, turn=replace(state.turn, attempt=body["attempt"], limit_waits=0))
     waiting = ask_queue.find(state.queue, id)
     assert waiting is not None, f"turn {id} was never queued"
     queue = ask_queue.remove(state.queue, waiting.id)
@@ -261,12 +262,26 @@ def _count(state: Session, event: Event) -> Session:
 
 
 def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
-    """Requeue a steered ask whose prompt was not sent before the end of the turn."""
+    """Requeue a steered ask: its prompt was not sent, or a limit of the account failed it."""
     ask = next((ask for ask in turn.steered if ask.id == event.turn), None)
     assert ask is not None, f"{event.turn} was not to be added to {turn.id}"
-    again = replace(queued(ask), attempt=event.body["attempt"])
+    again = _again(queued(ask), event)
     rest = replace(turn, steered=tuple(other for other in turn.steered if other is not ask))
+    state = _limited_by(state, event)
     return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
+
+
+def _again(turn: Turn, event: Event) -> Turn:
+    """Return a requeued turn. Only a limit of the account is a logged reason."""
+    waits = turn.limit_waits + (event.body.get("reason") == "limit")
+    # The agent that got the prompt, if the session has several.
+    agent = event.body.get("agent") or turn.agent
+    return replace(turn, attempt=event.body["attempt"], limit_waits=waits, agent=agent)
+
+
+def _limited_by(state: Session, event: Event) -> Session:
+    until = event.body.get("limited_until")
+    return state if until is None else replace(state, limited_until=until)
 
 
 def _end_turn(state: Session, id: str) -> Session:

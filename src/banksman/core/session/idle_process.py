@@ -54,7 +54,9 @@ def wake(work: Transition) -> None:
 
 def _is_idle(state: Session) -> bool:
     process = state.process
-    is_wanted = state.is_busy or bool(state.questions or state.callbacks)
+    # A queue that waits for a limit of the account needs no process until the limit has ended.
+    has_work = state.is_busy and not state.only_waits_for_limit
+    is_wanted = has_work or bool(state.questions or state.callbacks)
     is_working = bool(process.tasks or process.changes or process.unacknowledged or process.outbox)
     is_there = (
         process.phase is ProcessPhase.READY

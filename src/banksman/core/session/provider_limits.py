@@ -13,6 +13,7 @@ from banksman.core.dialects.meaning import LimitsReported, ProviderFailure, Retr
 from banksman.core.session import account_limits, watchdogs
 from banksman.core.session import event as kinds
 from banksman.core.session.account_limits import Windows
+from banksman.core.session.effects import ReportLimit
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import PendingRetry
 from banksman.core.session.watchdogs import ClockName
@@ -62,17 +63,33 @@ def feed_clocks(work: Transition, *, has_progress: bool) -> None:
 
 def on_limits(work: Transition, told: LimitsReported) -> None:
     """Log the usage windows of the account if a report changes them."""
-    windows = account_limits.merge(work.state.limits, told.windows)
-    if windows != work.state.limits:
+    known = work.state.limits
+    windows = account_limits.merge(known, told.windows)
+    if windows != known:
+        work.set(limits=windows)
         until = account_limits.limited_until(windows)
-        work.set(limits=windows, limited_until=until)
-        log_limits(work, windows, until)
+        # A report that changes no limit says nothing about one that has another source: the error
+        # of a turn, or another session of the account.
+        if until != account_limits.limited_until(known):
+            work.set(limited_until=until)
+            work.do(ReportLimit(until, work.state.config.agent))
+        log_limits(work, windows, work.state.limited_until)
 
 
-def log_limits(work: Transition, windows: Windows, until: float | None) -> None:
-    """Log the known usage windows."""
+def log_limits(
+    work: Transition,
+    windows: Windows,
+    until: float | None,
+    *,
+    by: str = "agent",
+    agent: str | None = None,
+) -> None:
+    """Log the known usage windows. `by`: their source, the agent or another session ("account").
+
+    `agent`: the agent of the account, if another one serves the session now.
+    """
     told = account_limits.as_json(windows)
-    work.log(None, kinds.LIMITS_CHANGED, windows=told, limited_until=until)
+    work.log(None, kinds.LIMITS_CHANGED, windows=told, limited_until=until, by=by, agent=agent)
 
 
 def error_of(work: Transition, boundary: TurnOver, turn: str) -> AgentError:

@@ -68,6 +68,9 @@ class Config(Struct, frozen=True, kw_only=True):
     clocks: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     # How long a drain waits for the agent's background tasks, once no turn runs.
     background_seconds: float = 60.0
+    # What asks do while the agent's account is limited: "fail", "wait" for the reset, or "call" the
+    # caller, which decides: see limit_wait.py.
+    on_limit: str = "fail"
     # The agent that this configuration is of, and what it supports; None: everything.
     agent: str = ""
     capabilities: frozenset[str] | None = None

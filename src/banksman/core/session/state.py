@@ -224,6 +224,18 @@ class Store(enum.Enum):
     LOST = enum.auto()
 
 
+class LimitWait(Struct, frozen=True):
+    """The wait of the queue for the end of a limit of the agent's account. See limit_wait.py.
+
+    `key` names it in its timer and in the caller's decision. `until`: when the limit ends (wall
+    clock); None if the provider named only a delay (`retry_after`, seconds).
+    """
+
+    key: str
+    until: float | None
+    retry_after: float | None = None
+
+
 class MayWrite(Struct, frozen=True):
     """The intent to send the prompt of this turn (key) is durable."""
 
@@ -323,6 +335,11 @@ class Session(Struct, frozen=True, kw_only=True):
     store_error: BanksmanError | None = None
     store_retries: int = 0
     unwritten: tuple[Entry, ...] = ()
+    # The queue waits for the end of a limit. And the last limits (wall clock) that need no wait:
+    # the end has passed, or the caller decided to fail.
+    limit_wait: LimitWait | None = None
+    limit_passed: float | None = None
+    limit_failed: float | None = None
     # The agent that serves the session; None: the first one, which was never left. And the state of
     # the other agents that have served it. See fallback.py.
     agent: str | None = None
@@ -352,6 +369,12 @@ class Session(Struct, frozen=True, kw_only=True):
             or self.hold is not None
             or bool(self.queue)
         )
+
+    @property
+    def only_waits_for_limit(self) -> bool:
+        """Whether only a limit of the account keeps the session from being idle."""
+        uses = (self.turn, self.own, self.hold)
+        return self.limit_wait is not None and all(use is None for use in uses)
 
 
 # Errors for requests that reach a closing or leaving session: retry elsewhere, or wait.

@@ -36,6 +36,7 @@ from banksman.core.session import (
     durability,
     grants,
     idle_process,
+    limit_wait,
     process_life,
     questions,
     settings,
@@ -46,6 +47,7 @@ from banksman.core.session import (
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import Effect, EndHold, GiveReceipt, Reject, SettingTaken
 from banksman.core.session.facts import (
+    AccountLimited,
     AgentFact,
     AppendFailed,
     Asked,
@@ -65,6 +67,7 @@ from banksman.core.session.facts import (
     HoldReleased,
     InterruptAsked,
     LeaveAsked,
+    LimitDecided,
     ProcessReported,
     QuestionAnswered,
     Reconfigured,
@@ -177,14 +180,24 @@ def _from_caller(work: Transition, fact: CallerFact) -> None:
             settings.reconfigure(work, fact)
         case EvictAsked():
             idle_process.evict(work, "evicted")
+        case DrainAsked() | CloseAsked() | LeaveAsked():
+            _shut_down(work, fact)
+        case AccountLimited(until=until, agent=agent):
+            limit_wait.on_account(work, until, agent)
+        case LimitDecided():
+            asks.decide_limit(work, fact)
+        case _:
+            assert_never(fact)
+
+
+def _shut_down(work: Transition, fact: DrainAsked | CloseAsked | LeaveAsked) -> None:
+    match fact:
         case DrainAsked():
             shutdown.drain(work)
         case CloseAsked():
             shutdown.close(work)
-        case LeaveAsked():
-            shutdown.leave(work, fact.by)
-        case _:
-            assert_never(fact)
+        case LeaveAsked(by=by):
+            shutdown.leave(work, by)
 
 
 def _from_late_caller(work: Transition, fact: CallerFact) -> None:

@@ -14,6 +14,7 @@ from banksman.core.session import (
     durability,
     fallback,
     idle_process,
+    limit_wait,
     questions,
     settings,
     shutdown,
@@ -66,8 +67,9 @@ def fire(work: Transition, timer: Timer, subject: str) -> None:
         case Timer.BACKGROUND:
             if (timer, subject) == shutdown.BACKGROUND:
                 shutdown.stop_waiting_for_tasks(work)
-        case Timer.FALLBACK:
-            fallback.on_reset(work, subject)
+        case Timer.LIMIT | Timer.FALLBACK:
+            on_end = limit_wait.expire if timer is Timer.LIMIT else fallback.on_reset
+            on_end(work, subject)
 
 
 def _of_turn(work: Transition, timer: Timer, key: str) -> None:

@@ -177,6 +177,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     used_tools: bool = False
     # The agent repeats a model call, and when it will. None: it works.
     retry: PendingRetry | None = None
+    # How often it was requeued because the account was limited.
+    limit_waits: int = 0
     # The agent that got an earlier attempt of the prompt, if the session has several: its tools may
     # have run, so no other agent gets the prompt.
     agent: str | None = None
@@ -254,6 +256,7 @@ class Turn(Struct, frozen=True, kw_only=True):
             joined=self.joined,
             unwanted=self.unwanted,
             restarts=self.restarts,
+            limit_waits=self.limit_waits,
             agent=self.agent,
         )
 

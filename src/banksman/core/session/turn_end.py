@@ -16,6 +16,7 @@ from banksman.core.session import (
     account_limits,
     ask_queue,
     fallback,
+    limit_wait,
     provider_limits,
     questions,
     tool_cleanup,
@@ -27,7 +28,7 @@ from banksman.core.session import turn as turns
 from banksman.core.session.effects import GiveReceipt, Resolve
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session.state import AgentTurnEnded, Mode, ProcessPhase, Replacement
+from banksman.core.session.state import AgentTurnEnded, LimitWait, Mode, ProcessPhase, Replacement
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
 from banksman.core.session.usage import Usage
@@ -216,6 +217,7 @@ def end(
         used=used,
         used_tools=turn.used_tools,
     )
+    limit_wait.on_outcome(work, outcome)
     if turn.is_own:
         work.set(own=None)
         if work.state.turn is None or not work.state.turn.is_open:
@@ -253,21 +255,25 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
         coming = tuple(
             ask for ask in turn.steered if ask.ref not in named and ask.id not in turn.unsent
         )
-    is_requeued = (
+    is_preempted = (
         outcome.kind is Kind.PREEMPTED
         and turn.ask.on_preempt == "requeue"
         and turn.attempt < state.config.attempts_max
         and work.keeps_queue
     )
+    wait = limit_wait.retry_of(work, turn, outcome)
     _requeue_unsent(work, turn)
     steered = tuple(ask for ask in turn.steered if ask not in coming and ask.id not in turn.unsent)
-    for ask in steered if is_requeued else (turn.ask, *turn.joined, *steered):
-        _end_ask(work, ask, outcome, by, counts=turn if ask is turn.ask else None)
-    if is_requeued:
+    if wait is not None:
+        _requeue_for_limit(work, turn, steered, outcome, wait)
+    elif is_preempted:
+        _end_asks(work, turn, steered, outcome, by)
         again = replace(turn.requeued(), agent=fallback.owner(state))
         counted = _counted(turn, outcome.used)
         work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted, agent=again.agent)
         work.set(queue=ask_queue.requeue(work.state.queue, again))
+    else:
+        _end_asks(work, turn, (turn.ask, *turn.joined, *steered), outcome, by)
     if coming:
         first, *others = coming
         work.log(first.id, kinds.TURN_STARTED, attempt=1, joined=[ask.id for ask in others])
@@ -289,6 +295,29 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
         stop_if_unwanted(work)
 
 
+def _end_asks(
+    work: Transition, turn: Turn, ended: tuple[Ask, ...], outcome: Outcome, by: By
+) -> None:
+    for ask in ended:
+        _end_ask(work, ask, outcome, by, counts=turn if ask is turn.ask else None)
+
+
+def _requeue_for_limit(
+    work: Transition, turn: Turn, steered: tuple[Ask, ...], outcome: Outcome, wait: LimitWait
+) -> None:
+    """Requeue a turn that a limit of the account has failed, and the asks steered into it."""
+    told = {"reason": "limit", "limited_until": wait.until}
+    for ask in reversed(steered):
+        work.log(ask.id, kinds.TURN_REQUEUED, attempt=2, **told)
+        alone = replace(turns.queued(ask), attempt=2, limit_waits=1)
+        work.set(queue=ask_queue.requeue(work.state.queue, alone))
+    again = replace(turn.requeued(), limit_waits=turn.limit_waits + 1)
+    counted = _counted(turn, outcome.used)
+    work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted, **told)
+    work.set(queue=ask_queue.requeue(work.state.queue, again))
+    limit_wait.begin_retry(work, wait)
+
+
 def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
     """End the steered asks that a boundary names, while the turn itself continues."""
     named = [ask for ask in turn.steered if ask.ref in boundary.refs]
@@ -304,6 +333,7 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         background=work.state.process.tasks,
         used_tools=turn.used_tools,
     )
+    limit_wait.on_outcome(work, outcome)
     turn = replace(turn, meter=turn.meter.bounded(boundary))
     for ask in named:
         _end_ask(work, ask, outcome, By.BOUNDARY)
