@@ -383,8 +383,10 @@ def test_queue_waits_for_agent_that_resets_first_when_all_are_limited() -> None:
     leave_process(talk)
     talk.begin()
     assert talk.state.turn is not None
-    talk.opens(talk.state.turn.ref)
-    talk.mean(TurnOver((talk.state.turn.ref,), is_error=True, error="no", failure=replace(LIMIT, limited_until=500.0)))
+    ref = talk.state.turn.ref
+    talk.opens(ref)
+    talk.mean(TurnOver((ref,), is_error=True, error="no", failure=replace(LIMIT, limited_until=500.0)))
+    talk.hear(b"settled " + ref.encode())
     # Both are limited: the queue waits for the second agent, and nothing is sent meanwhile.
     assert not talk.outcomes
     assert talk.state.limit_wait is not None

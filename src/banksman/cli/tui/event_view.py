@@ -255,6 +255,9 @@ class EventPrinter:
             case "limits.changed" if body.get("limited_until"):
                 until = time.strftime("%Y-%m-%d %H:%M", time.localtime(body["limited_until"]))
                 self._note(f"the agent's account is limited until {until}", TextStyle.BAD)
+            case "session.fell_back":
+                why = f"{body.get('from')}: {body.get('why')}"
+                self._note(f"{body.get('to')} serves the next turns ({why})", TextStyle.BAD)
             case _:
                 pass
 
