@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from banksman.process.attributes import raise_fd_limit
     from banksman.runtime.execute import execute, start
     from banksman.sessions.hooks import Hook
+    from banksman.sessions.limit_callback import LimitReached
     from banksman.sessions.questions import Answer, Answered, Question
     from banksman.sessions.session import Session
     from banksman.sessions.status import Status
@@ -110,6 +111,7 @@ _HOMES = {
     "process.attributes": ("raise_fd_limit",),
     "commands.output": ("Output", "Piece"),
     "commands.output_streams": ("OutputReader",),
+    "sessions.limit_callback": ("LimitReached",),
     "sessions.questions": ("Answer", "Answered", "Question"),
     "sessions.session": ("Session",),
     "sessions.status": ("Status",),
@@ -141,6 +143,7 @@ __all__ = [
     "Hook",
     "Host",
     "Kind",
+    "LimitReached",
     "LimitWindow",
     "MachineError",
     "Match",

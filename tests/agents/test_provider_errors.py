@@ -57,15 +57,15 @@ class Provider:
         self.model = model
         self.folder = folder
 
-    def run(self, body: Callable[[Session], Any], *, has_subscription: bool = False) -> None:
+    def run(self, body: Callable[[Session], Any], *, has_subscription: bool = False, **how: Any) -> None:
         async def main() -> None:
-            async with asyncio.timeout(SECONDS_MAX), self.opened(has_subscription) as session:
+            async with asyncio.timeout(SECONDS_MAX), self.opened(has_subscription, **how) as session:
                 await body(session)
 
         asyncio.run(main())
 
     @asynccontextmanager
-    async def opened(self, has_subscription: bool) -> AsyncGenerator[Session]:
+    async def opened(self, has_subscription: bool, **how: Any) -> AsyncGenerator[Session]:
         env = {**self.agent.env(self.model, self.folder / "home"), **RETRIES.get(self.agent.name, {})}
         if has_subscription and self.agent.name == "claude":
             # Only the account of a subscription has usage windows. The token is not checked by the fake model.
@@ -81,6 +81,7 @@ class Provider:
                 inherit_env=False,
                 command=[*self.agent.command(self.model), *WORDS.get(self.agent.name, ())],
                 on_question=lambda _: "allow",
+                **how,
             )
 
 
@@ -155,6 +156,30 @@ def test_account_limit_has_its_reset_time(provider: Provider) -> None:
         assert session.status().limited_until is None
 
     provider.run(body, has_subscription=True)
+
+
+def test_asks_wait_for_the_reset_of_the_account(provider: Provider) -> None:
+    def calls() -> int:
+        return sum(request.api is not None for request in provider.model.requests)
+
+    async def body(session: Session) -> None:
+        first = await session.ask("@@limit 5 1\n@@next\n@@text first")
+        async for event in session.follow():
+            if event.kind == kinds.TURN_REQUEUED:
+                break
+        before, until = calls(), event.body["limited_until"]
+        assert before >= 1
+        second = await session.ask("@@text second")
+        await asyncio.sleep(until - time.time())
+        # The model counts no call between the limit and its end.
+        assert calls() == before
+        assert [(await turn.outcome()).text for turn in (first, second)] == ["first", "second"]
+        assert calls() >= before + 2
+        begun = [event.at async for event in session.events() if event.kind == kinds.TURN_STARTED]
+        assert len(begun) == 3
+        assert begun[0] < until <= begun[1]
+
+    provider.run(body, has_subscription=True, on_limit="wait")
 
 
 def test_use_of_account_window_is_reported(provider: Provider) -> None:

@@ -109,6 +109,24 @@ HANDLERS: dict[tuple[str, str], Handler] = {
         script={"prompt": ['boundary {"is_error":true,"api_error_status":529,"result":"API Error: 529"}']},
         prints="overloaded (529): ask again later\n",
     ),
+    ("docs/how-to/provider-errors.md", "session ="): python(
+        is_inside_host=True,
+        after='print((await (await session.ask("hello")).outcome()).text)',
+        prints="you said: hello\n",
+    ),
+    ("docs/how-to/provider-errors.md", "async def on_limit"): python(
+        is_inside_host=True,
+        before="import time",
+        script={
+            "prompt": [
+                'raw {"type":"rate_limit_event","rate_limit_info":{"unifiedWindows":{"five_hour":'
+                '{"utilization":1,"resetsAt":4102444800,"status":"rejected"}}}}',
+                'boundary {"is_error":true,"api_error":"usage_limit_reached","result":"limited"}',
+            ]
+        },
+        after='print((await (await session.ask("hello")).outcome()).error.kind)',
+        prints="usage_limit\n",
+    ),
     ("docs/how-to/operator.md", "pip install"): shell(prints="Banksman is at"),
     ("docs/how-to/operator.md", "[serve]"): settings,
     ("docs/how-to/operator.md", "export BANKSMAN_URL"): shell(

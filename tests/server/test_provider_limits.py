@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from tests.server.kit import SECONDS_MAX, TOKEN, Served, shared
 
+from banksman.testing import fake_agent
+
 pytestmark = pytest.mark.thorough
 
 LIMITED = {"is_error": True, "terminal_reason": "api_error", "api_error": "usage_limit_reached", "result": "limited"}
@@ -106,3 +108,32 @@ def test_json_of_ask_has_failure_and_empty_answer(served: Served) -> None:
     prompt = "@@tool_use Bash {}\n@@tool_result ok\n@@boundary " + json.dumps({"result": ""})
     turn = served.ask("json", prompt)
     assert served.outcome("json", turn)["empty"] is True
+
+
+def test_session_that_waits_for_a_limit_is_shown_everywhere(served: Served) -> None:
+    until = int(time.time()) + 7200
+    session = served.open(name="waits", on_limit="wait")
+    turn = served.ask(session, limit(until))
+    deadline = time.monotonic() + SECONDS_MAX
+    found = served.get(f"/v1/sessions/{session}")
+    while found["holder"] or not found["waits_for_limit"]:
+        found = served.get(f"/v1/sessions/{session}")
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (found["limited_until"], found["waits_for_limit"], found["state"]) == (until, True, "queued")
+    at = time.strftime("%H:%M UTC on %Y-%m-%d", time.gmtime(until))
+    assert f"waits for the account's limit until {at}; 1 ask waits" in cli(served, "why", "waits")
+    assert "banksman_waiting_for_limit 1.0" in served.request("GET", "/metrics").body.decode()
+    served.post(f"/v1/sessions/{session}/turns/{turn}/interrupt", {})
+    assert served.outcome(session, turn)["kind"] == "withdrawn"
+
+
+def test_on_limit_is_checked(served: Served) -> None:
+    refused = served.request("POST", "/v1/sessions", {"agent": "claude", "on_limit": "later"})
+    assert refused.status == 422
+
+
+def test_flag_on_limit_opens_a_session_that_waits(served: Served) -> None:
+    session = cli(served, "open", "claude", "--on-limit", "wait", "--", *fake_agent.command({})).strip()
+    opened = served.get(f"/v1/sessions/{session}/events")["events"][0]
+    assert opened["body"]["options"]["on_limit"] == "wait"

@@ -166,6 +166,15 @@ def add_deadline(flags: Parser) -> None:
     )
 
 
+def add_on_limit(flags: Parser) -> None:
+    """Add `--on-limit`."""
+    flags.add_argument(
+        "--on-limit",
+        choices=("fail", "wait"),
+        help="while the agent's account is limited, asks fail (default), or wait for its end",
+    )
+
+
 def check_deadline(flags: Parser, arguments: argparse.Namespace) -> None:
     """Exit with a usage error if `--deadline` is no positive number of seconds."""
     if arguments.deadline is not None and not 0 < arguments.deadline < 1e8:

@@ -347,6 +347,13 @@ _RUN = (
         default="ask",
         choices=("ask", "allow", "deny", "fail"),
     ),
+    ConfigKey(
+        name="run.on_limit",
+        kind=ValueKind.TEXT,
+        what="What the turn does while the agent's account is limited. wait: for the limit's end.",
+        default="fail",
+        choices=("fail", "wait"),
+    ),
 )
 
 KEYS: dict[str, ConfigKey] = {key.name: key for key in (*_TOP, *_SERVE, *_RUN)}

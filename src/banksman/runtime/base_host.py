@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from banksman.core.wire.redaction import Redactor
     from banksman.sessions.cluster_hooks import ClusterHooks
+    from banksman.sessions.limit_callback import OnLimit
     from banksman.sessions.questions import OnQuestion
     from banksman.sessions.registry import SessionRegistry
     from banksman.sessions.session import Session
@@ -166,6 +167,7 @@ class Host(LoopBound, CommandStarter):
         rules: Mapping[str, str] | None = None,
         labels: Sequence[str] = (),
         id: str | None = None,
+        on_limit: str | OnLimit | None = None,
         fallback: Sequence[str] = (),
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
@@ -197,6 +199,10 @@ class Host(LoopBound, CommandStarter):
         `id`: the id of a new session, for a caller that must find the session again even if this
         call's result is lost. `UsageError` if the store already has a session with that id.
 
+        `on_limit`: what asks do while the agent's account is limited: "fail" (default), "wait" for
+        the end of the limit, or a function that gets a `LimitReached` and returns one of these
+        words. It may be a coroutine function. See docs/how-to/provider-errors.md.
+
         `fallback`: names of other agents. While `agent` is limited or not installed, the next ask
         goes to the first of them that is neither, in a conversation of its own. An ask that was
         sent never goes to another agent. `command`, `args`, `model`, `permission_mode`, `resume`
@@ -227,6 +233,7 @@ class Host(LoopBound, CommandStarter):
             tools=tools,
             rules_wanted=rules,
             labels=labels,
+            on_limit=on_limit,
             fallback=fallback,
         )
         sessions = self._own_sessions()

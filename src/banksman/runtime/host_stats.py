@@ -79,6 +79,7 @@ class HostStats:
     usage: Mapping[str, Usage] = field(default_factory=dict[str, "Usage"])
     limited: int = 0
     limited_until: Mapping[str, float] = field(default_factory=dict[str, float])
+    waiting_for_limit: int = 0
 
 
 def take(host: Host) -> HostStats:
@@ -159,6 +160,7 @@ def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
         survivors=stats.survivors + counters["survivors"],
         limited=sum(status.limited_until is not None for status in here.values()),
         limited_until=limited,
+        waiting_for_limit=sum(status.waits_for_limit for status in here.values()),
     )
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 # The delay after the end of a limit: a part of the time that is left, up to a maximum.
 JITTER_PART = 0.05
@@ -33,10 +34,9 @@ class AccountMember:
     def begin(self, on_limited: OnLimited) -> None:
         """Receive the limits that other sessions report, beginning with the known one."""
         self._on_limited = on_limited
-        until = self._account.until
         self._account.members.add(self)
-        if until is not None and until > time.time():
-            on_limited(until)
+        if self._account.is_limited:
+            on_limited(self._account.until)
 
     def report(self, until: float | None) -> None:
         """Tell the other sessions until when the account is limited."""
@@ -50,15 +50,15 @@ class AccountMember:
         if self._on_limited is not None:
             self._on_limited(until)
 
-    def move(self, account: _Account) -> None:
-        """Change the account, because the session was opened again with another one."""
-        if account is self._account:
-            return
+    def renew(self, account: _Account) -> None:
+        """Take the account with which the session was opened again, and its known limit."""
+        is_other = account is not self._account
         self._account.members.discard(self)
         self._account = account
         account.members.add(self)
-        # The limit of the other account does not apply here.
-        self.tell(account.until)
+        if is_other or account.is_limited:
+            # The limit of the other account does not apply here.
+            self.tell(account.until if account.is_limited else None)
 
     def leave(self) -> None:
         """Receive nothing more, because the session is over."""
@@ -74,6 +74,10 @@ class _Account:
         self._jitter: tuple[float, float] | None = None
         self.until: float | None = None
         self.members: set[AccountMember] = set()
+
+    @property
+    def is_limited(self) -> bool:
+        return self.until is not None and self.until > time.time()
 
     def report(self, source: AccountMember, until: float | None) -> None:
         if until == self.until:
@@ -104,13 +108,54 @@ class AccountLimits:
         """Return the place of a session that is being opened."""
         return AccountMember(self._find(account))
 
-    def move(self, member: AccountMember, account: str) -> None:
-        """Change the account of a session that was opened again."""
-        member.move(self._find(account))
+    def renew(self, member: AccountMember, account: str) -> None:
+        """Take the account of a session that was opened again."""
+        member.renew(self._find(account))
 
     def _find(self, name: str) -> _Account:
-        now = time.time()
         for other, account in list(self._accounts.items()):
-            if other != name and not account.members and (account.until or 0.0) <= now:
+            if other != name and not account.members and not account.is_limited:
                 del self._accounts[other]
         return self._accounts.setdefault(name, _Account(self._chance))
+
+
+class SessionAccounts:
+    """The accounts of the agents of one session, by the name of the agent."""
+
+    def __init__(self, limits: AccountLimits, accounts: Mapping[str, str]) -> None:
+        """Join the accounts of a session that is being opened: names of accounts by agent."""
+        self._limits = limits
+        self._members = {agent: limits.join(account) for agent, account in accounts.items()}
+        self._on_limited: Callable[[str, float | None], None] | None = None
+
+    def begin(self, on_limited: Callable[[str, float | None], None]) -> None:
+        """Receive the limits that other sessions report, each with the agent of this session."""
+        self._on_limited = on_limited
+        for agent, member in self._members.items():
+            member.begin(partial(on_limited, agent))
+
+    def renew(self, accounts: Mapping[str, str]) -> None:
+        """Take the accounts with which the session was opened again, and their known limits."""
+        for agent in self._members.keys() - accounts.keys():
+            self._members.pop(agent).leave()
+        for agent, account in accounts.items():
+            if agent in self._members:
+                self._limits.renew(self._members[agent], account)
+            else:
+                self._members[agent] = self._limits.join(account)
+                if self._on_limited is not None:
+                    self._members[agent].begin(partial(self._on_limited, agent))
+
+    def report(self, agent: str, until: float | None) -> None:
+        """Tell the other sessions until when the account of an agent is limited."""
+        if agent in self._members:
+            self._members[agent].report(until)
+
+    def jitter(self, agent: str, until: float) -> float:
+        """Return the delay in seconds after the end of a limit of this agent's account."""
+        return self._members[agent].jitter(until) if agent in self._members else 0.0
+
+    def leave(self) -> None:
+        """Receive nothing more, because the session is over."""
+        for member in self._members.values():
+            member.leave()

@@ -13,7 +13,8 @@ from `Config`:
   ended ("sweep") or only reported ("keep"); `clocks`: a mapping from the watchdog's name;
   `background_seconds`: how long a drain waits for background tasks of the agent
 - the queue: `ageing_seconds`, `hold_idle_seconds`, `queue_max`, `when_full` ("refuse" or "drop"),
-  `attempts_max`: how often a preempted ask is queued again
+  `attempts_max`: how often a preempted ask is queued again; `on_limit`: while the agent's account
+  is limited, asks "fail" or "wait" for the end of the limit
 - questions: `question_seconds` (None: no limit), `question_default`: the answer after that time
   ("deny" or "allow"), `question_after_crash`: "withdraw", or "keep" for the host that takes the
   session over; that host gives the answer when the agent asks the same question again
@@ -70,6 +71,7 @@ WORDS = {
     "question_default": ("deny", "allow"),
     "question_after_crash": ("withdraw", "keep"),
     "after_interrupt": AFTER_INTERRUPT,
+    "on_limit": ("fail", "wait"),
 }
 # Timeouts that may be None.
 OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
@@ -136,6 +138,10 @@ class OptionValues(Struct, frozen=True, kw_only=True):
     timings: Timings
     frame_bytes_max: int
     _config: Config
+
+    @property
+    def on_limit(self) -> str:
+        return self._config.on_limit
 
     def config(self, **more: Any) -> Config:
         return replace(self._config, **more)

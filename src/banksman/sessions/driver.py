@@ -62,7 +62,7 @@ from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
 from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
-from banksman.sessions.accounts import AccountMember
+from banksman.sessions.accounts import SessionAccounts
 from banksman.sessions.agent_process import DrivenProcess, Spawn
 from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes, UsageCount
 from banksman.sessions.frame_reader import FrameReader
@@ -99,7 +99,7 @@ class Driver:
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
-        account: AccountMember | None = None,
+        accounts: SessionAccounts | None = None,
     ) -> None:
         self.id = id
         self.counters = Counters()
@@ -124,7 +124,7 @@ class Driver:
         self.frame_bytes_max = frame_bytes_max
         self._frames = FrameReader(self)
         self._redactor = redactor
-        self._account = account
+        self._accounts = accounts
         self._log_writer = LogWriter(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         # A commit that the state machine has not received yet; 0 if it has received all.
         self._committed = 0
@@ -251,12 +251,12 @@ class Driver:
                 self.timers[subject] = self._loop.call_at(at, self._on_timer, subject)
             case CancelTimer(subject=subject):
                 self._cancel_timer(subject)
-            case WaitUntil(wall=wall, subject=subject):
-                jitter = 0.0 if self._account is None else self._account.jitter(wall)
+            case WaitUntil(wall=wall, subject=subject, agent=agent):
+                jitter = 0.0 if self._accounts is None else self._accounts.jitter(agent, wall)
                 self._wait_until(subject, wall + jitter)
-            case ReportLimit(until=until):
-                if self._account is not None:
-                    self._account.report(until)
+            case ReportLimit(until=until, agent=agent):
+                if self._accounts is not None:
+                    self._accounts.report(agent, until)
             case StartProcess():
                 self._postponed = effect
                 self._pool.want(self)

@@ -40,7 +40,7 @@ from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Closed, NotOwner, Refused
 from banksman.process import lease_page as leases
 from banksman.process.lease_page import LeasePage
-from banksman.sessions.accounts import AccountMember
+from banksman.sessions.accounts import SessionAccounts
 from banksman.sessions.agent_process import AgentProcess, OnReport, Spawn
 from banksman.sessions.caller_futures import CallerFutures, KeyedTurns
 from banksman.sessions.diagnostics import SessionCounts
@@ -134,7 +134,7 @@ class OwnedSession:
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
-        account: AccountMember | None = None,
+        accounts: SessionAccounts | None = None,
         agent: str = "",
     ) -> None:
         self.futures = futures = CallerFutures()
@@ -148,9 +148,9 @@ class OwnedSession:
             pool=pool,
             frame_bytes_max=frame_bytes_max,
             redactor=redactor,
-            account=account,
+            accounts=accounts,
         )
-        self._account = account
+        self._accounts = accounts
         self.limits = futures.limits = LimitCallback(self.driver, agent)
         self.questions = futures.questions = Questions(self.driver, on_question)
         self.callbacks = futures.callbacks = Callbacks(self.driver, Hooks({}), ToolServer(()))
@@ -174,16 +174,16 @@ class OwnedSession:
                 self.futures.accept(ask.id)
                 self.keys.remember(ask.key, (turn, accepted))
         self.driver.dispatch(Begun(self.driver.now()))
-        if self._account is not None:
-            self._account.begin(self._on_limited)
-            self.futures.finished.add_done_callback(lambda _: self._leave_account())
+        if self._accounts is not None:
+            self._accounts.begin(self._on_limited)
+            self.futures.finished.add_done_callback(lambda _: self._leave_accounts())
 
-    def _on_limited(self, until: float | None) -> None:
-        self.driver.dispatch(AccountLimited(self.driver.now(), until))
+    def _on_limited(self, agent: str, until: float | None) -> None:
+        self.driver.dispatch(AccountLimited(self.driver.now(), until, agent))
 
-    def _leave_account(self) -> None:
-        assert self._account is not None
-        self._account.leave()
+    def _leave_accounts(self) -> None:
+        assert self._accounts is not None
+        self._accounts.leave()
 
     def lose(self, error: NotOwner, kill_by: float) -> None:
         """End the session here after the loss of ownership.
@@ -215,13 +215,18 @@ class Startup:
     """
 
     def __init__(
-        self, spec: SessionSpec, lease: LeasePage | None = None, permit: Permit | None = None
+        self,
+        spec: SessionSpec,
+        lease: LeasePage | None,
+        permit: Permit | None,
+        accounts: SessionAccounts,
     ) -> None:
         """Create the startup for a claimed session.
 
         `lease`: the lease page of the session's claim; later claims have other pages. `permit`: the
-        host's check of a spec.
+        host's check of a spec. `accounts`: the accounts of the session's agents.
         """
+        self.accounts = accounts
         self._permit = permit
         self.next = spec
         # The record of the last `session.opened` event.

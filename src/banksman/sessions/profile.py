@@ -79,7 +79,7 @@ _CLOCKS = frozenset(str(name) for name in ClockName)
 # them, a turn that hangs would block its queue until a person acts. They are long: a model may
 # think for minutes, and both stand still while a tool runs or a question waits.
 TURN_CLOCKS = MappingProxyType({"bytes": 1800.0, "progress": 7200.0})
-_ENV = frozenset(("scrub", "set"))
+_ENV = frozenset(("scrub", "set", "account"))
 _QUIRKS = frozenset(
     (
         "leaves_tools",
@@ -254,6 +254,8 @@ class Profile:
     - `clocks`: seconds by the watchdog's name; see `TURN_CLOCKS`
     - `scrub`, `variables`: variables to remove from and to add to its environment, see
       process/launch.py
+    - `account`: variables that decide which account of the provider the agent uses; empty: all that
+      the caller sets
     - `quiet_seconds`: how long the agent must be quiet after a boundary
     - `leaves_tools`: processes that the agent has started keep running after an interrupt
     - `transcripts`: patterns of the file that the agent needs to resume a conversation, see
@@ -280,6 +282,7 @@ class Profile:
     clocks: Mapping[str, float]
     scrub: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    account: tuple[str, ...] = ()
     quirks: Quirks = _NONE
     note: str = ""
 
@@ -348,6 +351,7 @@ def parse(
         clocks=MappingProxyType(_clock_seconds(clocks)),
         scrub=env.words("scrub"),
         variables=MappingProxyType(_variables(env)),
+        account=env.words("account"),
         quirks=read,
         note=quirks.text("note"),
     )

@@ -22,6 +22,7 @@ from banksman.core.session.session_config import Config
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Moving, NameTaken, NotOwner, UsageError
 from banksman.sessions import known_agents, recovery
+from banksman.sessions.accounts import AccountLimits, SessionAccounts
 from banksman.sessions.arguments import checked_id, checked_name
 from banksman.sessions.cluster_hooks import ClusterHooks
 from banksman.sessions.diagnostics import CountTotals
@@ -61,6 +62,7 @@ class SessionRegistry:
         self._guard = OwnershipGuard()
         store.guard(self._guard)
         self._pool = pool
+        self._accounts = AccountLimits()
         # The specs of the open sessions.
         self._startups: dict[str, Startup] = {}
         self._gate = ClaimGate()
@@ -262,7 +264,8 @@ class SessionRegistry:
         # A loss of ownership has already ended all registered sessions. This session was claimed
         # before the loss and is not registered, so it must fail here.
         self._guard.check(losses)
-        startup = Startup(spec, self._guard.lease, self.permit)
+        accounts = SessionAccounts(self._accounts, spec.accounts)
+        startup = Startup(spec, self._guard.lease, self.permit, accounts)
         owned = OwnedSession(
             session.id,
             past,
@@ -273,7 +276,10 @@ class SessionRegistry:
             pool=self._pool,
             frame_bytes_max=spec.frame_bytes_max,
             redactor=self.redactor,
+            accounts=accounts,
+            agent=session.agent,
         )
+        owned.limits.on_limit = spec.on_limit
         startup.callbacks = owned.callbacks
         owned.futures.on_resolved = functools.partial(self._on_turn_over, session)
         self.totals.follow(owned.futures.finished, owned.counted._replace(agent=session.agent))
@@ -326,6 +332,7 @@ class SessionRegistry:
         except BanksmanError:
             startup.record = logged
             raise
+        startup.accounts.renew(spec.accounts)
         return session
 
     async def fork(

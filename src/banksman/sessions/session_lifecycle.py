@@ -173,6 +173,7 @@ class SessionLifecycle(ReadableSession):
         self.openings += 1
         self.opened_with(spec)
         self._here.questions.on_question = on_question
+        self._here.limits.on_limit = spec.on_limit
         self._driver.frame_bytes_max = spec.frame_bytes_max
         # A process that still waits for its slot is started with the new spec in any case.
         is_due = replaces and not self._driver.waits_to_start
@@ -275,6 +276,7 @@ class SessionLifecycle(ReadableSession):
         if owned is not None:
             await asyncio.shield(owned.futures.finished)
             await owned.questions.wait_ended()
+            await owned.limits.wait_ended()
             await owned.callbacks.wait_ended()
             await owned.futures.wait_read()
             await self._readers.wait_left()

@@ -51,6 +51,7 @@ from banksman.sessions.arguments import (
     read_options,
 )
 from banksman.sessions.hooks import Hooks
+from banksman.sessions.limit_callback import OnLimit
 from banksman.sessions.profile import transcript_path
 from banksman.sessions.tools import Tool, ToolServer
 from banksman.sessions.workspace import Workspace, start_command
@@ -145,6 +146,7 @@ class SessionSpec:
         tools: Sequence[Tool],
         rules_wanted: Mapping[str, str] | None,
         labels: Sequence[str] = (),
+        on_limit: str | OnLimit | None = None,
         fallback: Sequence[str] = (),
         is_fallback: bool = False,
     ) -> None:
@@ -178,6 +180,10 @@ class SessionSpec:
         self._all_env = {**self.profile.variables, **(env or {})}
         self._inherit_env = inherit_env
         self._options = dict(options or {})
+        # A function exists in this process only. The next owner of the session waits instead.
+        self.on_limit = on_limit if callable(on_limit) else None
+        if on_limit is not None:
+            self._options["on_limit"] = "wait" if callable(on_limit) else on_limit
         self.hooks = Hooks(hooks or {})
         self._hooks: dict[str, Any] = dict(hooks or {})
         self._tools = tuple(tools)
@@ -192,12 +198,13 @@ class SessionSpec:
         )
         self._servers = checked_mcp_servers(mcp_servers)
         self._mcp_config = self._mcp_file()
-        found = read_options(self.profile, options or {})
+        found = read_options(self.profile, self._options)
         self.frame_bytes_max = found.frame_bytes_max
         self._timings = found.timings
         config = found.config(
             agent=self.profile.name,
             capabilities=frozenset(self.profile.capabilities),
+            on_limit=found.on_limit if self.on_limit is None else "call",
             rules=permissions.parse(rules_wanted),
             serves_terminals="terminal" in self._serves,
             setup=Setup(
@@ -229,6 +236,7 @@ class SessionSpec:
                 hooks=hooks,
                 tools=tools,
                 rules_wanted=rules_wanted,
+                on_limit=on_limit,
                 is_fallback=True,
             )
             for name in self._fallback
@@ -451,6 +459,22 @@ class SessionSpec:
         told = (self.config.setup, tools)
         seen = (self._argv(**self._wishes), self.cwd, sorted(env.items()), told)
         return hashlib.sha256(repr(seen).encode(errors="surrogateescape")).hexdigest()[:16]
+
+    @property
+    def accounts(self) -> dict[str, str]:
+        """The names of the accounts of the session's agents, by agent."""
+        return {each.profile.name: each.account for each in (self, *self.fallbacks)}
+
+    @property
+    def account(self) -> str:
+        """The name of the agent's account: a hash, because variables may hold keys.
+
+        Sessions with the same name share the limits of the provider: see accounts.py.
+        """
+        env, names = self._environment(), self.profile.account
+        told = [env.get(os.fsencode(name)) for name in names] or sorted(self._all_env.items())
+        seen = repr((self.profile.name, told)).encode(errors="surrogateescape")
+        return hashlib.sha256(seen).hexdigest()
 
     def check_fork(self) -> None:
         self._check_capabilities(fork=True)

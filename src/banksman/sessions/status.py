@@ -123,7 +123,8 @@ class Status:
 
     `limits`: usage windows of the agent's account, as the agent last reported them.
     `limited_until`: when its limit ends, in wall clock seconds; None if it is not limited now.
-    `retry`: the retry that the running turn waits for.
+    `retry`: the retry that the running turn waits for. `waits_for_limit`: the queue waits until the
+    limit has ended (`on_limit`).
 
     `agent`: the agent that serves the session now. `fallback`: its agents in order of preference,
     the first one included; empty if it has only one, or if this host does not own it.
@@ -155,6 +156,7 @@ class Status:
     limits: tuple[LimitWindow, ...] = ()
     limited_until: float | None = None
     retry: RetryStatus | None = None
+    waits_for_limit: bool = False
     fallback: tuple[AgentStatus, ...] = ()
 
 
@@ -357,6 +359,7 @@ def from_driver(
         limits=state.limits,
         limited_until=_in_future(state.limited_until, wall),
         retry=_retry(granted, now),
+        waits_for_limit=state.limit_wait is not None,
         fallback=_fallback(state, wall),
     )
 

@@ -16,6 +16,7 @@ from banksman.commands.registry import StartOptions, explicit
 from banksman.commands.result import Finished
 from banksman.host import Host as AsyncHost
 from banksman.process.launch import Argv
+from banksman.sessions.limit_callback import OnLimit
 from banksman.sessions.questions import OnQuestion
 from banksman.sessions.session_spec import Permit
 from banksman.sessions.tools import Tool
@@ -109,6 +110,7 @@ class Host(BlockingHost):
         rules: Mapping[str, str] | None = None,
         labels: Sequence[str] = (),
         id: str | None = None,
+        on_limit: str | OnLimit | None = None,
         fallback: Sequence[str] = (),
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
@@ -140,6 +142,10 @@ class Host(BlockingHost):
         `id`: the id of a new session, for a caller that must find the session again even if this
         call's result is lost. `UsageError` if the store already has a session with that id.
 
+        `on_limit`: what asks do while the agent's account is limited: "fail" (default), "wait" for
+        the end of the limit, or a function that gets a `LimitReached` and returns one of these
+        words. It may be a coroutine function. See docs/how-to/provider-errors.md.
+
         `fallback`: names of other agents. While `agent` is limited or not installed, the next ask
         goes to the first of them that is neither, in a conversation of its own. An ask that was
         sent never goes to another agent. `command`, `args`, `model`, `permission_mode`, `resume`
@@ -169,6 +175,7 @@ class Host(BlockingHost):
                     rules=rules,
                     labels=labels,
                     id=id,
+                    on_limit=on_limit,
                     fallback=fallback,
                 ),
                 undo=close_unused,

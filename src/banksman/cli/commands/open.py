@@ -11,6 +11,7 @@ from banksman.cli.server_command import (
     ServerParser,
     add_cwd,
     add_fallback,
+    add_on_limit,
     ask_to_open,
     client_of,
     perform,
@@ -24,7 +25,7 @@ the agent's command."""
 def parser() -> ServerParser:
     flags = ServerParser(
         "open",
-        "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [--fallback AGENTS] [-- COMMAND …]",
+        "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [options] [-- COMMAND …]",
         _DESCRIPTION,
         "banksman open claude --name fix-ci",
     )
@@ -40,6 +41,7 @@ def parser() -> ServerParser:
         help="in a cluster, label that the host must have (see banksman hosts); may be repeated; "
         "a server on one machine ignores it",
     )
+    add_on_limit(flags)
     add_fallback(flags)
     return flags
 
@@ -55,7 +57,8 @@ def main(words: list[str]) -> int:
 
 
 def _open(arguments: argparse.Namespace) -> int:
-    more = {"labels": arguments.label} if arguments.label else None
+    wanted = {"labels": arguments.label, "on_limit": arguments.on_limit}
+    more = {name: value for name, value in wanted.items() if value}
     session = ask_to_open(
         client_of(arguments), arguments, agent=arguments.agent, name=arguments.name, more=more
     )

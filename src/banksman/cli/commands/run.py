@@ -28,6 +28,7 @@ from banksman.cli.server_command import (
     add_cwd,
     add_deadline,
     add_fallback,
+    add_on_limit,
     ask_to_open,
     body_of,
     check_deadline,
@@ -94,6 +95,7 @@ def parser() -> ServerParser:
         help="stop the turn after S seconds, not counting the wait for answers",
     )
     add_deadline(flags)
+    add_on_limit(flags)
     flags.add_argument(
         "--on-question",
         choices=ON_QUESTION,
@@ -123,9 +125,14 @@ def main(words: list[str]) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     found = config.load(
-        flags={"run.priority": arguments.priority, "run.on_question": arguments.on_question}
+        flags={
+            "run.priority": arguments.priority,
+            "run.on_question": arguments.on_question,
+            "run.on_limit": arguments.on_limit,
+        }
     )
     arguments.priority = found.value("run.priority")
+    arguments.on_limit = found.value("run.on_limit")
     body = body_of(arguments)
     if not str(body["prompt"]).strip():
         raise UsageError("cannot ask: the prompt is empty")
@@ -171,8 +178,10 @@ def _is_kept(arguments: argparse.Namespace) -> bool:
 
 
 def _more(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the further parameters for opening the session: model, permission mode and timeout."""
+    """Return the further parameters for opening the session: model, timeout and others."""
     more = {name: getattr(arguments, name) for name in ("model", "permission_mode")}
+    if arguments.on_limit != "fail":
+        more["on_limit"] = arguments.on_limit
     if arguments.timeout is not None and arguments.name is None:
         more["options"] = {"clocks": {"overall": arguments.timeout}}
     return {name: value for name, value in more.items() if value is not None}

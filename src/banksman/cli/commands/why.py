@@ -142,12 +142,19 @@ def _retry(retry: Shown) -> str:
 def _limits(found: Shown) -> Iterator[str]:
     limit = limit_in_words(found, time.time())
     if limit is not None:
-        yield limit
+        yield _wait_for_limit(found) if found.get("waits_for_limit") else limit
     for window in found.get("limits", ()):
         used = "" if window["used"] is None else f", {100 * window['used']:.0f} % used"
         resets = window["resets_at"]
         at = "" if resets is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(resets))
         yield f"{window['name']}{used}{f', resets at {at}' if at else ''}"
+
+
+def _wait_for_limit(found: Shown) -> str:
+    until, asks = found["limited_until"], len(found["queue"])
+    at = "" if until is None else time.strftime(" until %H:%M UTC on %Y-%m-%d", time.gmtime(until))
+    waiting = f"{asks} ask{' waits' if asks == 1 else 's wait'}"
+    return f"waits for the account's limit{at}; {waiting}"
 
 
 def _questions(found: Shown) -> list[str]:

@@ -112,11 +112,15 @@ def error_of(wait: LimitWait) -> AgentError:
 
 # -- limits that the agent or another session reports --------------------------------------------
 def on_account(work: Transition, until: float | None, agent: str) -> None:
-    """Record the limit that another session of the account has met, or that it has ended."""
+    """Record the limit that another session of the account has met, or that it has ended.
+
+    A session that neither waits nor falls back learns of a limit only from its own agent.
+    """
     state = work.state
     serving = fallback.current(state)
     known = fallback.state_of(state, agent or serving)
-    if until == known.limited_until:
+    is_for_us = state.config.on_limit != "fail" or fallback.owner(state) is not None
+    if not is_for_us or until == known.limited_until:
         return
     other = agent if agent not in ("", serving) else None
     if other is None:

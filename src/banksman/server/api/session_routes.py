@@ -141,6 +141,7 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
         rules=body.rules,
         labels=body.labels,
         id=id,
+        on_limit=body.on_limit,
         fallback=[_checked_fallback(policy, name) for name in body.fallback],
     )
 
@@ -295,6 +296,7 @@ def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -
             for each in status.limits
         ],
         limited_until=status.limited_until,
+        waits_for_limit=status.waits_for_limit,
         fallback=[
             messages.SessionAgent(each.name, each.limited_until, each.is_missing)
             for each in status.fallback

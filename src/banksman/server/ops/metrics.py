@@ -107,6 +107,11 @@ def _sessions(stats: HostStats) -> Iterator[Metric]:
         "agent",
         stats.limited_until,
     )
+    yield GaugeMetricFamily(
+        "banksman_waiting_for_limit",
+        "Sessions whose asks wait for the end of a usage limit",
+        value=stats.waiting_for_limit,
+    )
     yield _gauges(
         "banksman_clock_seconds_left",
         "Seconds left of the running watchdog closest to its end, by name",

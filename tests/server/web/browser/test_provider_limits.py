@@ -38,6 +38,21 @@ def test_limited_session_says_until_when_and_how_many_asks_wait(visits: Visits) 
     expect(row).not_to_contain_text("limited until")
 
 
+def test_session_that_waits_for_a_limit_says_so(visits: Visits) -> None:
+    served, until = visits.served, int(time.time()) + 7200
+    window = {"utilization": 1, "resetsAt": until, "status": "rejected"}
+    frame = {"type": "rate_limit_event", "rate_limit_info": {"unifiedWindows": {"five_hour": window}}}
+    session = served.open(name="waits", on_limit="wait")
+    tab = visits.tab(session)
+    asked = [served.ask(session, f"@@raw {json.dumps(frame)}\n@@boundary {json.dumps(LIMITED)}")]
+    asked += [served.ask(session, f"later {number}") for number in range(2)]
+    expect(tab.page.locator(".limited")).to_have_text(re.compile(r"^limited until \d\d:\d\d, 3 asks wait$"))
+    expect(tab.items("ended")).to_have_count(0)
+    for turn in asked:
+        served.post(f"/v1/sessions/{session}/turns/{turn}/interrupt", {})
+    expect(tab.page.locator(".limited")).to_have_text(re.compile(r"^limited until \d\d:\d\d$"))
+
+
 def test_retry_of_agent_is_a_note_of_its_turn(visits: Visits) -> None:
     session = visits.served.open(name="retries")
     tab = visits.tab(session)

@@ -24,6 +24,11 @@ test("no limit and a limit in the past are not told", () => {
   for (const until of [null, undefined, NOW, NOW - 1, "x"]) assert.equal(limitText({ limited_until: until }, NOW), "");
 });
 
+test("asks that wait longer than the limit are told", () => {
+  assert.equal(limitText({ limited_until: null, waits_for_limit: true, queue: [1] }, NOW), "limited, 1 ask waits");
+  assert.equal(limitText({ limited_until: UNTIL, waits_for_limit: true, queue: [] }, NOW), `limited until ${at}`);
+});
+
 test("a retry is told with its attempt, its delay and its cause", () => {
   assert.equal(retryText(RETRY), "retry 3 of 10 in 12 s: overloaded (529)");
   assert.equal(retryText(RETRY, 20), "retry 3 of 10: overloaded (529)");
@@ -60,7 +65,8 @@ test("a fall-back has a note, and the account names the agents of the session", 
     { name: "codex", limited_until: null, missing: false },
     { name: "gemini", limited_until: null, missing: true },
   ];
-  const told = Object.fromEntries(accountOf({ ...WHY, agent: "codex", fallback }, 0, UNTIL - 60));
+  const why = { id: "s", agent: "codex", phase: "idle", queue: [] };
+  const told = Object.fromEntries(accountOf({ ...why, fallback }, 0, NOW));
   assert.equal(told.agents[0].startsWith("claude, limited until "), true);
   assert.deepEqual(told.agents.slice(1), ["codex, serves the session", "gemini, not installed"]);
 });

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from banksman.commands.result import Ended
 from banksman.commands.running_command import State
 from banksman.errors import ErrorKind
-from banksman.sessions.arguments import CALLER_CHARACTERS_MAX, ON_BUSY, ON_PREEMPT
+from banksman.sessions.arguments import CALLER_CHARACTERS_MAX, ON_BUSY, ON_PREEMPT, WORDS
 from banksman.sessions.questions import PLACES
 
 # Strings with a fixed set of values, each a named schema of the OpenAPI description.
@@ -168,6 +168,15 @@ OnBusy = Annotated[
         "What happens if the session is busy. "
         "`enqueue`: wait. `reject`: fail with 409. `interrupt`: stop the turn that runs. "
         "`steer`: add the prompt to the turn that runs. `collect`: join other asks that wait.",
+    ),
+]
+OnLimit = Annotated[
+    str,
+    one_of(
+        "OnLimit",
+        WORDS["on_limit"],
+        "What asks do while the agent's account is limited. "
+        "`fail`: they are sent, and fail. `wait`: they wait for the end of the limit.",
     ),
 ]
 OnPreempt = Annotated[

@@ -113,11 +113,17 @@ class TurnRequeuedBody(Struct, omit_defaults=True):
         attempt: Number of the next attempt.
         added: Usage of the attempt that no earlier event has; null if its prompt was not sent.
         caller: The caller under which it is counted.
+        reason: `limit` if a limit of the account failed the turn before a tool ran.
+        limited_until: When that limit ends, in seconds since 1970; null if it is unknown.
+        agent: The agent that got the prompt, if the session has several. No other one gets it.
     """
 
     attempt: int
     added: Usage | None = None
     caller: str | None = None
+    reason: str | None = None
+    limited_until: float | None = None
+    agent: str | None = None
 
 
 class TurnEndedBody(Struct, omit_defaults=True):
@@ -281,13 +287,17 @@ class ProviderRetryingBody(Struct):
 
 
 class LimitsChangedBody(Struct):
-    """The agent reported other usage windows of its account than before.
+    """The usage windows of the agent's account, or the end of its limit, have changed.
 
     Attributes:
         windows: All known windows, as the agent last reported them.
-        limited_until: When the last exhausted window resets, in seconds since 1970; null if no
-            window is exhausted.
+        limited_until: When the account's limit ends, in seconds since 1970; null if it is not
+            limited.
+        by: `agent`, or `account` if another session of the account met the limit.
+        agent: The agent of the account, if another agent of the session serves it now.
     """
 
     windows: list[LimitWindow]
     limited_until: float | None
+    by: str = "agent"
+    agent: str | None = None

@@ -12,6 +12,7 @@ from banksman.server.api.messages.common_messages import (
     ClockName,
     ErrorKindName,
     Objects,
+    OnLimit,
     Query,
     Rules,
     SessionPhase,
@@ -49,6 +50,7 @@ class OpenSession(Body):
         rules: Which tools are allowed, denied or asked about, by name. A `*` at the end of a name
             matches any ending.
         labels: Labels that a host must have to run this session.
+        on_limit: What asks do while the agent's account is limited; `fail` if it is left out.
         fallback: Names of other agents. Each serves asks while the agents before it are limited or
             not installed.
     """
@@ -70,6 +72,7 @@ class OpenSession(Body):
     fork: bool = False
     rules: Rules | None = None
     labels: Annotated[list[Word], Meta(max_length=32)] = []  # noqa: RUF012
+    on_limit: OnLimit | None = None
     fallback: Annotated[list[Word], Meta(max_length=8)] = []  # noqa: RUF012
 
 
@@ -176,6 +179,7 @@ class Session(Struct, kw_only=True):
         limits: Usage windows of the agent's account, as the agent last reported them.
         limited_until: When the account's limit ends, in seconds since 1970; null if it is not
             limited.
+        waits_for_limit: Whether the waiting asks wait until the limit has ended.
         fallback: Agents of the session in order of preference, the first one included; empty if it
             has only one, or if another host owns it.
     """
@@ -199,6 +203,7 @@ class Session(Struct, kw_only=True):
     host: str | None = None
     limits: list[LimitWindow] = []
     limited_until: float | None = None
+    waits_for_limit: bool = False
     fallback: list[SessionAgent] = []
 
 

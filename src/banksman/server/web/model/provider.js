@@ -12,10 +12,11 @@ const DAY_SECONDS = 86_400;
  */
 export function limitText(session, now) {
   const until = Number(session.limited_until) || 0;
-  if (until <= now) return "";
+  // The asks wait a little longer than the limit, or for a delay that the provider named.
+  if (until <= now && !session.waits_for_limit) return "";
   const waiting = session.queue?.length ?? 0;
   const asks = waiting ? `, ${plural(waiting, "ask")} ${waiting === 1 ? "waits" : "wait"}` : "";
-  return `limited until ${timeText(until, now)}${asks}`;
+  return `limited${until > now ? ` until ${timeText(until, now)}` : ""}${asks}`;
 }
 
 /** @param {number} at @param {number} now */

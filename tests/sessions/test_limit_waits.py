@@ -1,0 +1,246 @@
+"""Asks that wait for the end of a limit of the agent's account, with fake agents (`on_limit`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.sessions.helpers import QUICK, bodies, let_pass, opened
+from tests.sessions.test_provider_errors import LIMITED, failure, rate_limit
+
+from banksman import AgentError, ErrorKind, Event, Host, Kind, LimitReached, Session, UsageError
+from banksman.core.session import event as kinds
+from banksman.sessions import driver
+from banksman.sessions.accounts import JITTER_PART, JITTER_SECONDS_MAX, AccountLimits
+from banksman.testing import fake_agent
+
+SECONDS_MAX = 60
+
+
+def soon() -> float:
+    """Return the end of a limit a moment ahead. The agent names whole seconds."""
+    return float(int(time.time()) + 2)
+
+
+def limited(until: float) -> dict[str, list[str]]:
+    """Return a script: the first prompt of a process meets a limit, and the second is answered."""
+    return {"prompt 1": [f"raw {rate_limit(until)}", f"boundary {json.dumps(LIMITED)}"], "prompt 2": ["say fine"]}
+
+
+def starts(events: list[Event]) -> list[float]:
+    """Return when each turn was started, in seconds since 1970."""
+    return [event.at for event in events if event.kind == kinds.TURN_STARTED]
+
+
+async def waiting(session: Session) -> None:
+    """Wait until the queue of a session waits for a limit."""
+    async with asyncio.timeout(SECONDS_MAX):
+        while not session.status().waits_for_limit:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def events_of(session: Session) -> list[Event]:
+    return [event async for event in session.events()]
+
+
+# -- one session -------------------------------------------------------------------------------------------------------
+async def test_limited_ask_is_answered_after_the_reset(tmp_path: Path) -> None:
+    until = soon()
+    async with opened(tmp_path, limited(until), on_limit="wait") as case:
+        outcome = await case.answer("one")
+        assert (outcome.kind, outcome.text) == (Kind.DONE, "fine")
+        events = await case.events()
+        (requeued,) = bodies(events, kinds.TURN_REQUEUED)
+        assert (requeued["reason"], requeued["limited_until"]) == ("limit", until)
+        first, second = starts(events)
+        assert first < until <= second
+        assert not case.session.status().waits_for_limit
+
+
+async def test_status_says_that_the_queue_waits_and_the_process_is_idle(tmp_path: Path) -> None:
+    until = float(int(time.time()) + 3600)
+    async with opened(tmp_path, limited(until), on_limit="wait", options={"idle_seconds": 0.1}) as case:
+        turn = await case.session.ask("one")
+        await waiting(case.session)
+        status = case.session.status()
+        assert (status.state, status.limited_until, len(status.queue)) == ("queued", until, 1)
+        await case.wait_kind(kinds.PROCESS_RETIRED)
+        await turn.interrupt()
+        assert (await case.outcome(turn)).kind is Kind.WITHDRAWN
+
+
+async def test_ask_with_deadline_says_that_the_account_is_limited(tmp_path: Path) -> None:
+    until = float(int(time.time()) + 3600)
+    async with opened(tmp_path, limited(until), on_limit="wait") as case:
+        turn = await case.session.ask("one", deadline=1000)
+        await waiting(case.session)
+        let_pass(1000)
+        outcome = await case.outcome(turn)
+        assert (outcome.kind, outcome.clock) == (Kind.WITHDRAWN, "deadline")
+        assert isinstance(outcome.error, AgentError)
+        assert (outcome.error.kind, outcome.error.limited_until) == (ErrorKind.USAGE_LIMIT, until)
+
+
+async def test_wait_follows_the_wall_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    until = float(int(time.time()) + 3600)
+    async with opened(tmp_path, limited(until), on_limit="wait") as case:
+        turn = await case.session.ask("one")
+        await waiting(case.session)
+        # The clock of the loop passes the reset, and the wall clock does not.
+        for _ in range(3):
+            let_pass(4000)
+            await asyncio.sleep(0.05)
+        assert case.session.status().waits_for_limit
+        # The wall clock is set. The driver looks at it within a minute.
+        monkeypatch.setattr(driver, "time", SimpleNamespace(time=lambda: until + JITTER_SECONDS_MAX))
+        let_pass(driver.WALL_SECONDS_MAX)
+        assert (await case.outcome(turn)).text == "fine"
+
+
+async def test_session_reopened_with_fail_does_not_wait(tmp_path: Path) -> None:
+    until = float(int(time.time()) + 3600)
+    async with opened(tmp_path, limited(until), on_limit="wait", name="s") as case:
+        turn = await case.session.ask("one")
+        await waiting(case.session)
+        command = fake_agent.command(limited(until), evidence=case.folder / "evidence")
+        assert await case.host.open("claude", command=command, options=QUICK, name="s") is case.session
+        assert (await case.outcome(turn)).text == "fine"
+
+
+async def test_wait_survives_restart_of_host(tmp_path: Path) -> None:
+    store, memory, until = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "memory", soon()
+    how: dict[str, Any] = {"options": QUICK, "name": "s", "on_limit": "wait"}
+    async with Host(store=store) as host:
+        command = fake_agent.command(limited(until), evidence=tmp_path / "first", memory=memory)
+        session = await host.open("claude", command=command, **how)
+        turn = await session.ask("one")
+        await waiting(session)
+        await session.leave()
+    async with Host(store=store) as host:
+        # The agent remembers the first prompt.
+        command = fake_agent.command(limited(until), evidence=tmp_path / "second", memory=memory)
+        session = await host.open("claude", command=command, **how)
+        outcome = await (await session.turn(turn.id)).outcome()
+        assert (outcome.kind, outcome.text) == (Kind.DONE, "fine")
+        first, second = starts(await events_of(session))
+        assert first < until <= second
+
+
+# -- several sessions --------------------------------------------------------------------------------------------------
+async def test_sessions_of_one_account_wait_together(tmp_path: Path) -> None:
+    until = soon()
+    async with opened(tmp_path / "a", limited(until), on_limit="wait") as case:
+        host = case.host
+
+        async def open_other(name: str, **how: Any) -> Session:
+            command = fake_agent.command({"prompt 1": ["say other"]}, evidence=tmp_path / name)
+            return await host.open("claude", command=command, options=QUICK, **how)
+
+        before = await open_other("before", on_limit="wait")
+        other = await open_other("other", on_limit="wait", env={"ANTHROPIC_API_KEY": "another"})
+        turn = await case.session.ask("one")
+        await waiting(before)
+        after = await open_other("after", on_limit="wait")
+        assert after.status().waits_for_limit
+        (changed,) = bodies(await events_of(before), kinds.LIMITS_CHANGED)
+        assert (changed["limited_until"], changed["by"]) == (until, "account")
+        asked = [await session.ask("two") for session in (before, after)]
+        # Another account, and a session that does not wait, are not affected.
+        for session in (other, await open_other("fails")):
+            assert (await (await session.ask("two")).outcome()).kind is Kind.DONE
+            assert starts(await events_of(session))[0] < until
+        assert (await case.outcome(turn)).text == "fine"
+        for session, each in zip((before, after), asked, strict=True):
+            assert (await each.outcome()).text == "other"
+            assert starts(await events_of(session))[0] >= until
+
+
+async def test_answer_after_the_reset_lifts_the_limit_for_all(tmp_path: Path) -> None:
+    limits = AccountLimits()
+    told: list[float | None] = []
+    first, second = limits.join("a"), limits.join("a")
+    first.begin(lambda until: None)
+    second.begin(told.append)
+    until = time.time() + 3600
+    for report in (until, until, None):
+        first.report(report)
+    await asyncio.sleep(0)
+    assert told == [until, None]
+    second.leave()
+    first.report(until)
+    await asyncio.sleep(0)
+    assert told == [until, None]
+
+
+def test_sessions_of_one_account_share_the_jitter() -> None:
+    limits = AccountLimits(random.Random(7))
+    first, second, other = limits.join("a"), limits.join("a"), limits.join("b")
+    until = time.time() + 100.0
+    delay = first.jitter(until)
+    assert second.jitter(until) == delay
+    assert 0.0 < delay <= 100.0 * JITTER_PART
+    assert other.jitter(until) != delay
+    assert first.jitter(time.time() - 5.0) == 0.0
+    assert all(first.jitter(until + day) <= JITTER_SECONDS_MAX for day in range(86_400, 864_000, 86_400))
+
+
+async def test_session_of_another_account_forgets_the_limit() -> None:
+    limits = AccountLimits()
+    told: list[float | None] = []
+    member, other = limits.join("a"), limits.join("a")
+    other.report(time.time() + 3600)
+    member.begin(told.append)
+    assert told[-1] is not None
+    limits.renew(member, "b")
+    assert told[-1] is None
+    limits.renew(member, "a")
+    assert told[-1] is not None
+
+
+# -- the caller's function ---------------------------------------------------------------------------------------------
+async def test_function_decides_to_fail(tmp_path: Path) -> None:
+    until = float(int(time.time()) + 3600)
+    reached: list[LimitReached] = []
+
+    async def on_limit(limit: LimitReached) -> str:
+        reached.append(limit)
+        return "fail"
+
+    async with opened(tmp_path, limited(until), on_limit=on_limit) as case:
+        turn = await case.session.ask("one")
+        error = failure(await case.outcome(turn))
+        assert (error.kind, error.limited_until) == (ErrorKind.USAGE_LIMIT, until)
+        (limit,) = reached
+        assert (limit.session, limit.agent, limit.waiting) == (case.session.id, "claude", (turn.id,))
+        assert (limit.limited_until, limit.windows[0].name) == (until, "five_hour")
+        # The session is not held back for this reset.
+        assert (await case.answer("two")).text == "fine"
+
+
+@pytest.mark.parametrize("decision", ["wait", "never", ZeroDivisionError("no")], ids=str)
+async def test_asks_wait_unless_the_function_decides_to_fail(
+    tmp_path: Path, decision: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_limit(_: LimitReached) -> str:
+        if isinstance(decision, Exception):
+            raise decision
+        return decision
+
+    with caplog.at_level(logging.WARNING, "banksman"):
+        async with opened(tmp_path, limited(soon()), on_limit=on_limit) as case:
+            assert (await case.answer("one")).text == "fine"
+    warnings = [record.getMessage() for record in caplog.records if "on_limit" in record.getMessage()]
+    assert len(warnings) == (decision != "wait")
+
+
+async def test_wrong_decision_in_advance_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="on_limit cannot be 'later'"):
+        async with opened(tmp_path, on_limit="later"):
+            pass
