@@ -74,6 +74,10 @@ def _log_again(work: Transition) -> None:
     """
     state = work.state
     for agent, known in fallback.states(state):
+        if state.agent is None and known is not state:
+            # It never served. Another session of its account met a limit.
+            provider_limits.log_limits(work, known.limits, known.limited_until, agent=agent)
+            continue
         if state.agent is not None:
             first = fallback.first(state).agent
             fallback.log_change(work, first, agent, "return", known.limited_until)
