@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from banksman import config
 from banksman.cli import INTERRUPTED, NO_SERVER, NOT_SAID, REFUSED, USAGE
 from banksman.cli.arguments import Parser, add_format
 from banksman.cli.client.client import Client, ClientError, NoServer, NotLetIn, Problem, segment
@@ -75,6 +76,24 @@ def add_cwd(parser: Parser) -> None:
     )
 
 
+def add_fallback(parser: Parser) -> None:
+    """Add the flag --fallback."""
+    parser.add_argument(
+        "--fallback",
+        metavar="AGENTS",
+        help="agents, separated by commas, that serve while AGENT is limited or not installed",
+    )
+
+
+def _fallback_of(arguments: argparse.Namespace, agent: str) -> list[str]:
+    """Return the fall-backs of a new session: those of the flag, or those of the settings."""
+    given: str | None = arguments.fallback
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    usual: list[str] = config.load().value("fallback")
+    return [name for name in usual if name != agent]
+
+
 def add_caller(parser: Parser) -> None:
     """Add the flag --caller."""
     parser.add_argument(
@@ -105,6 +124,9 @@ def ask_to_open(
         body["cwd"] = _whole(arguments.cwd or "")
     elif arguments.cwd is not None:
         body["cwd"] = arguments.cwd
+    fallback = _fallback_of(arguments, agent)
+    if fallback:
+        body["fallback"] = fallback
     return client.post("/v1/sessions", body, key=uuid.uuid4().hex)
 
 

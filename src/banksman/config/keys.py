@@ -127,6 +127,16 @@ _TOP = (
         default="claude",
     ),
     ConfigKey(
+        name="fallback",
+        kind=ValueKind.WORDS,
+        what=(
+            "Agents that serve a new session while its agent is limited or not installed, "
+            "for `open`, `run` and `ask --open`."
+        ),
+        default=[],
+        example=["codex", "gemini"],
+    ),
+    ConfigKey(
         name="token",
         kind=ValueKind.TEXT,
         what="The token for a server on another machine.",

@@ -176,6 +176,7 @@ class Host(LoopBound, CommandStarter):
         on_limit: str | OnLimit | None = None,
         budget: Budget | Mapping[str, float] | None = None,
         on_budget: OnBudget | None = None,
+        fallback: Sequence[str] = (),
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
@@ -215,6 +216,11 @@ class Host(LoopBound, CommandStarter):
         default): the turn finishes, and no other is sent. "stop": the turn is interrupted too.
         "ask": a question asks to raise the budget, finish the turn, or stop it. See
         docs/how-to/budgets.md.
+
+        `fallback`: names of other agents. While `agent` is limited or not installed, the next ask
+        goes to the first of them that is neither, in a conversation of its own. An ask that was
+        sent never goes to another agent. `command`, `args`, `model`, `permission_mode`, `resume`
+        and `fork` are for `agent` alone.
         """
         # Loaded with the first session, so that a program that only runs commands does not pay for
         # it.
@@ -243,6 +249,7 @@ class Host(LoopBound, CommandStarter):
             rules_wanted=rules,
             labels=labels,
             on_limit=on_limit,
+            fallback=fallback,
         )
         sessions = self._own_sessions()
         try:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 # The delay after the end of a limit: a part of the time that is left, up to a maximum.
 JITTER_PART = 0.05
@@ -116,3 +117,45 @@ class AccountLimits:
             if other != name and not account.members and not account.is_limited:
                 del self._accounts[other]
         return self._accounts.setdefault(name, _Account(self._chance))
+
+
+class SessionAccounts:
+    """The accounts of the agents of one session, by the name of the agent."""
+
+    def __init__(self, limits: AccountLimits, accounts: Mapping[str, str]) -> None:
+        """Join the accounts of a session that is being opened: names of accounts by agent."""
+        self._limits = limits
+        self._members = {agent: limits.join(account) for agent, account in accounts.items()}
+        self._on_limited: Callable[[str, float | None], None] | None = None
+
+    def begin(self, on_limited: Callable[[str, float | None], None]) -> None:
+        """Receive the limits that other sessions report, each with the agent of this session."""
+        self._on_limited = on_limited
+        for agent, member in self._members.items():
+            member.begin(partial(on_limited, agent))
+
+    def renew(self, accounts: Mapping[str, str]) -> None:
+        """Take the accounts with which the session was opened again, and their known limits."""
+        for agent in self._members.keys() - accounts.keys():
+            self._members.pop(agent).leave()
+        for agent, account in accounts.items():
+            if agent in self._members:
+                self._limits.renew(self._members[agent], account)
+            else:
+                self._members[agent] = self._limits.join(account)
+                if self._on_limited is not None:
+                    self._members[agent].begin(partial(self._on_limited, agent))
+
+    def report(self, agent: str, until: float | None) -> None:
+        """Tell the other sessions until when the account of an agent is limited."""
+        if agent in self._members:
+            self._members[agent].report(until)
+
+    def jitter(self, agent: str, until: float) -> float:
+        """Return the delay in seconds after the end of a limit of this agent's account."""
+        return self._members[agent].jitter(until) if agent in self._members else 0.0
+
+    def leave(self) -> None:
+        """Receive nothing more, because the session is over."""
+        for member in self._members.values():
+            member.leave()

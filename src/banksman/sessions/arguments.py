@@ -46,6 +46,7 @@ from banksman.core.session import permissions as tool_rules
 from banksman.core.session.ask_queue import Priority
 from banksman.core.session.budget import Budget
 from banksman.core.session.event import storable
+from banksman.core.session.fallback import CONTENT
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase
@@ -86,9 +87,6 @@ KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt", "budget")
 # -- asks ------------------------------------------------------------------------------------------
 ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
 ON_PREEMPT = ("end", "requeue")
-# Capability that an agent needs for each kind of content in a prompt. All agents accept text and
-# links.
-_CAPABILITIES = {"image": "images", "audio": "audio"}
 # Far more classes than a person can distinguish.
 PRIORITY_MAX = 1_000_000
 # Long enough for a name, an address or a UUID.
@@ -98,6 +96,8 @@ CALLERS_MAX = 10_000
 # Options arrive from Python and as JSON.
 _OFF_HINT = "use None (JSON: null) to turn it off"
 # -- how a session is opened -----------------------------------------------------------------------
+# More agents than anybody has accounts for.
+FALLBACKS_MAX = 8
 # The MCP server of the caller's tools. The agent calls them `mcp__banksman__NAME`.
 TOOLS_SERVER = "banksman"
 
@@ -288,8 +288,8 @@ class AskChecks:
             self._check_steering(schema, rules)
         if schema is not None:
             self._check_schema(schema)
-        for kind in _kinds(prompt) & _CAPABILITIES.keys():
-            self.check_capability(_CAPABILITIES[kind])
+        for kind in _kinds(prompt) & CONTENT.keys():
+            self.check_capability(CONTENT[kind])
         ref = str(uuid.uuid4())
         # Encode the prompt once for the agent and once for the log, so that an ask that cannot be
         # encoded is rejected here. The stored copy is independent: later changes by the caller do
@@ -507,6 +507,25 @@ def checked_agent(agent: Any) -> str:
         hint = "pass a name; see banksman agents"
         raise UsageError(f"agent cannot be {agent!r:.60}", hint=hint)
     return agent
+
+
+def checked_fallback(fallback: Any, agent: str) -> list[str]:
+    """Return the names of the fall-backs of an agent, or raise `UsageError`."""
+    hint = "pass a list of names of agents; see banksman agents"
+    if isinstance(fallback, str | bytes | Mapping) or not isinstance(fallback, Sequence):
+        raise UsageError(f"fallback cannot be {fallback!r:.60}", hint=hint)
+    names = cast(Sequence[Any], fallback)
+    for name in names:
+        if not isinstance(name, str):
+            raise UsageError(f"fallback cannot contain {name!r:.60}", hint=hint)
+        if name == agent:
+            message = f"fallback cannot contain {name}: it is the agent of the session"
+            raise UsageError(message, hint="name other agents")
+    if len(set(names)) < len(names):
+        raise UsageError("fallback names an agent twice", hint="name each agent once")
+    if len(names) > FALLBACKS_MAX:
+        raise UsageError("fallback names too many agents", hint=f"use at most {FALLBACKS_MAX}")
+    return list(names)
 
 
 def checked_conversation(resume: Any) -> str | None:

@@ -63,7 +63,7 @@ from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
 from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
-from banksman.sessions.accounts import AccountMember
+from banksman.sessions.accounts import SessionAccounts
 from banksman.sessions.agent_process import DrivenProcess, Spawn
 from banksman.sessions.budgets import HostBudgets
 from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes, UsageCount
@@ -101,7 +101,7 @@ class Driver:
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
-        account: AccountMember | None = None,
+        accounts: SessionAccounts | None = None,
         budgets: HostBudgets | None = None,
     ) -> None:
         self.id = id
@@ -127,7 +127,7 @@ class Driver:
         self.frame_bytes_max = frame_bytes_max
         self._frames = FrameReader(self)
         self._redactor = redactor
-        self._account = account
+        self._accounts = accounts
         self._log_writer = LogWriter(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         # A commit that the state machine has not received yet; 0 if it has received all.
         self._committed = 0
@@ -284,12 +284,12 @@ class Driver:
     def _use_shared(self, effect: WaitUntil | ReportLimit | ClaimBudget) -> None:
         """Perform an effect on what sessions of the host share: an account or a budget."""
         match effect:
-            case WaitUntil(wall=wall, subject=subject):
-                jitter = 0.0 if self._account is None else self._account.jitter(wall)
+            case WaitUntil(wall=wall, subject=subject, agent=agent):
+                jitter = 0.0 if self._accounts is None else self._accounts.jitter(agent, wall)
                 self._wait_until(subject, wall + jitter)
-            case ReportLimit(until=until):
-                if self._account is not None:
-                    self._account.report(until)
+            case ReportLimit(until=until, agent=agent):
+                if self._accounts is not None:
+                    self._accounts.report(agent, until)
             case ClaimBudget(key=key, caller=caller):
                 assert self._budgets is not None
                 self._budgets.claim(self, key, caller)
@@ -341,7 +341,7 @@ class Driver:
                 ConversationTaken(self.now(), number, error, self._log_writer.conversation)
             )
 
-        self._log_writer.lease(conversation, on_taken)
+        self._log_writer.lease(self.dialect.name, conversation, on_taken)
 
     # -- the pool ---------------------------------------------------------------------------------
     @property

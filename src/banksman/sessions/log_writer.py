@@ -63,7 +63,6 @@ class LogWriter:
     ) -> None:
         self._store = store
         self._session = session
-        self._agent = past.session.config.dialect.name
         self._hears = hears
         self._redactor = None if redactor is None else StreamedRedactor(redactor)
         self.epoch = epoch
@@ -208,8 +207,10 @@ class LogWriter:
             self._store.release(self._session, epoch)
 
     # -- the conversation -------------------------------------------------------------------------
-    def lease(self, conversation: str | None, on_taken: Callable[[NotOwner], None]) -> None:
-        """Lease a conversation in the log, or give the lease up with None.
+    def lease(
+        self, agent: str, conversation: str | None, on_taken: Callable[[NotOwner], None]
+    ) -> None:
+        """Lease a conversation of an agent in the log, or give the lease up with None.
 
         Two processes that drive the same conversation would both answer without knowing of each
         other, because agents have no lock. So the log has a lock across all of its sessions.
@@ -218,7 +219,7 @@ class LogWriter:
         """
         if conversation != self._wanted:
             self._wanted = conversation
-            name = None if conversation is None else lease_name(self._agent, conversation)
+            name = None if conversation is None else lease_name(agent, conversation)
             done = partial(self._on_leased, self._run, conversation, on_taken)
             self._store.lease(self._session, self.epoch, name, done)
 

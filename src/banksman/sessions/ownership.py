@@ -40,7 +40,7 @@ from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Closed, NotOwner, Refused
 from banksman.process import lease_page as leases
 from banksman.process.lease_page import LeasePage
-from banksman.sessions.accounts import AccountMember
+from banksman.sessions.accounts import SessionAccounts
 from banksman.sessions.agent_process import AgentProcess, OnReport, Spawn
 from banksman.sessions.budgets import HostBudgets
 from banksman.sessions.caller_futures import CallerFutures, KeyedTurns
@@ -135,7 +135,7 @@ class OwnedSession:
         pool: Pool | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
-        account: AccountMember | None = None,
+        accounts: SessionAccounts | None = None,
         agent: str = "",
         budgets: HostBudgets | None = None,
     ) -> None:
@@ -150,10 +150,10 @@ class OwnedSession:
             pool=pool,
             frame_bytes_max=frame_bytes_max,
             redactor=redactor,
-            account=account,
+            accounts=accounts,
             budgets=budgets,
         )
-        self._account = account
+        self._accounts = accounts
         self.limits = futures.limits = LimitCallback(self.driver, agent)
         self.questions = futures.questions = Questions(self.driver, on_question)
         self.callbacks = futures.callbacks = Callbacks(self.driver, Hooks({}), ToolServer(()))
@@ -177,16 +177,16 @@ class OwnedSession:
                 self.futures.accept(ask.id)
                 self.keys.remember(ask.key, (turn, accepted))
         self.driver.dispatch(Begun(self.driver.now()))
-        if self._account is not None:
-            self._account.begin(self._on_limited)
-            self.futures.finished.add_done_callback(lambda _: self._leave_account())
+        if self._accounts is not None:
+            self._accounts.begin(self._on_limited)
+            self.futures.finished.add_done_callback(lambda _: self._leave_accounts())
 
-    def _on_limited(self, until: float | None) -> None:
-        self.driver.dispatch(AccountLimited(self.driver.now(), until))
+    def _on_limited(self, agent: str, until: float | None) -> None:
+        self.driver.dispatch(AccountLimited(self.driver.now(), until, agent))
 
-    def _leave_account(self) -> None:
-        assert self._account is not None
-        self._account.leave()
+    def _leave_accounts(self) -> None:
+        assert self._accounts is not None
+        self._accounts.leave()
 
     def lose(self, error: NotOwner, kill_by: float) -> None:
         """End the session here after the loss of ownership.
@@ -222,14 +222,14 @@ class Startup:
         spec: SessionSpec,
         lease: LeasePage | None,
         permit: Permit | None,
-        account: AccountMember,
+        accounts: SessionAccounts,
     ) -> None:
         """Create the startup for a claimed session.
 
         `lease`: the lease page of the session's claim; later claims have other pages. `permit`: the
-        host's check of a spec. `account`: the account of the next process.
+        host's check of a spec. `accounts`: the accounts of the session's agents.
         """
-        self.account = account
+        self.accounts = accounts
         self._permit = permit
         self.next = spec
         # The record of the last `session.opened` event.
@@ -240,19 +240,20 @@ class Startup:
         self.callbacks: Callbacks | None = None
 
     def spawn(self, effect: StartProcess, on_report: OnReport) -> AgentProcess:
-        self._check()
-        self.running = self.next
+        spec = self.next.of(effect.agent)
+        self._check(spec)
+        self.running = spec
         self._call_its_own()
-        workspace = self.next.workspace(self._lease)
+        workspace = spec.workspace(self._lease)
         assert self.callbacks is not None
         self.callbacks.work_in(workspace)
-        return self.next.spawn(
+        return spec.spawn(
             effect,
             on_report if workspace is None else workspace.ending_with(on_report),
             self._lease,
         )
 
-    def _check(self) -> None:
+    def _check(self, spec: SessionSpec) -> None:
         """Check the spec again before each start of a process.
 
         The session's folder may have become a link to another place since the open.
@@ -260,7 +261,7 @@ class Startup:
         if self._permit is None:
             return
         try:
-            self._permit(self.next.record())
+            self._permit(spec.record())
         except BanksmanError:
             raise
         except Exception as exc:
@@ -271,6 +272,8 @@ class Startup:
         """Set the next spec, and return whether the running process must be replaced."""
         before, self.next = self.next, spec
         before.close()
+        if self.running is not None:
+            spec = spec.of(self.running.profile.name)
         # An equal fingerprint means that the running process already matches. Only its hooks and
         # tools are exchanged.
         if self.running is None or self.running.fingerprint != spec.fingerprint:

@@ -125,7 +125,8 @@ async def take_over(
     past = await load(store, session, config)
     # The lease comes before the files and before the processes. Two sessions can have one
     # conversation (a fork, a resume), and only the holder may change what belongs to it.
-    await _lease(store, session, epoch, config, resumes or past.session.conversation)
+    agent = past.session.config.dialect.name
+    await _lease(store, session, epoch, agent, resumes or past.session.conversation)
     brought = () if brings is None else await brings(past)
     return await _settle(store, session, epoch, past, [*then(past), *brought])
 
@@ -255,12 +256,12 @@ async def append(store: Log, session: str, epoch: int, seq: int, entries: Sequen
 
 
 async def _lease(
-    store: Log, session: str, epoch: int, config: Config, conversation: str | None
+    store: Log, session: str, epoch: int, agent: str, conversation: str | None
 ) -> None:
     # A session without a conversation has nothing that two agents could write to.
     if conversation is not None:
         done, answered = _answer()
-        store.lease(session, epoch, lease_name(config.dialect.name, conversation), done)
+        store.lease(session, epoch, lease_name(agent, conversation), done)
         await answered
 
 

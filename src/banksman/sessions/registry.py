@@ -17,13 +17,14 @@ from contextlib import asynccontextmanager, suppress
 
 from msgspec.structs import replace
 
+from banksman.core.session import fallback
 from banksman.core.session.event import SESSION_OPENED, SESSION_SETTING, Entry, entry
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Moving, NameTaken, NotOwner, UsageError
 from banksman.sessions import known_agents, recovery
-from banksman.sessions.accounts import AccountLimits
+from banksman.sessions.accounts import AccountLimits, SessionAccounts
 from banksman.sessions.arguments import checked_id, checked_name
 from banksman.sessions.budget_ledger import SharedBudgets
 from banksman.sessions.budgets import HostBudgets
@@ -221,7 +222,8 @@ class SessionRegistry:
         try:
             if spec.resume is not None:
                 past = await recovery.load(self.store, session.id, spec.config)
-                if spec.forks or past.session.conversation != spec.resume:
+                first = fallback.state_of(past.session, spec.profile.name)
+                if spec.forks or first.conversation != spec.resume:
                     message = f"the session {session.name!r} has another conversation"
                     raise UsageError(message, hint="choose another name")
             await self._begin(session, epoch, spec, on_question, losses)
@@ -274,7 +276,8 @@ class SessionRegistry:
         # A loss of ownership has already ended all registered sessions. This session was claimed
         # before the loss and is not registered, so it must fail here.
         self._guard.check(losses)
-        startup = Startup(spec, self._guard.lease, self.permit, self._accounts.join(spec.account))
+        accounts = SessionAccounts(self._accounts, spec.accounts)
+        startup = Startup(spec, self._guard.lease, self.permit, accounts)
         owned = OwnedSession(
             session.id,
             past,
@@ -285,7 +288,7 @@ class SessionRegistry:
             pool=self._pool,
             frame_bytes_max=spec.frame_bytes_max,
             redactor=self.redactor,
-            account=startup.account,
+            accounts=accounts,
             agent=session.agent,
             budgets=self.budgets,
         )
@@ -325,7 +328,7 @@ class SessionRegistry:
         before = startup.next
         if spec.profile.name != before.profile.name:
             raise _of_another_agent(session.name, before.profile.name, session.id)
-        if spec.forks or (spec.resumes and spec.resumes != session.status().conversation):
+        if spec.forks or (spec.resumes and spec.resumes != session.first_conversation):
             message = f"the session {session.name!r} has another conversation"
             raise UsageError(message, hint="choose another name")
         # The spec decides the answers and the next process, here and on a host that takes over. So
@@ -346,7 +349,7 @@ class SessionRegistry:
         except BanksmanError:
             startup.record = logged
             raise
-        self._accounts.renew(startup.account, spec.account)
+        startup.accounts.renew(spec.accounts)
         return session
 
     async def fork(

@@ -438,7 +438,13 @@ class Session(SessionLifecycle):
 
     async def _set(self, name: str, value: Any) -> None:
         self._checks.check_setting(name, value)
-        await self._own()
+        owned = await self._own()
+        serving = owned.driver.state.config
+        if serving.agent != self.agent:
+            # Settings are those of the agent that serves the session now.
+            AskChecks(serving.agent, serving.dialect, serving.capabilities).check_setting(
+                name, value
+            )
         change = f"c-{os.urandom(8).hex()}"
         taken = self._futures.expect_change(change)
         self._tell(SettingAsked(self._now(), change, name, value))

@@ -17,8 +17,10 @@ from typing import Any
 
 from banksman.commands.options import check_seconds, clamp_timeout
 from banksman.core.dialects.dialect import Dialect
+from banksman.core.session import fallback
 from banksman.core.session.facts import CallerFact, CloseAsked, DrainAsked, LeaveAsked, Reconfigured
-from banksman.core.session.state import KEEPING, Mode, Store
+from banksman.core.session.state import KEEPING, AgentState, Mode, Store
+from banksman.core.session.state import Session as SessionState
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.sessions.caller_futures import CallerFutures, ignore
@@ -60,8 +62,7 @@ class SessionLifecycle(ReadableSession):
         # process takes.
         self.cwd: str | None = None
         self._stop_seconds_max = Timings().seconds_max
-        # Maps a conversation's name to the agent's file of it. The call reads the file system.
-        self.transcript_of: Callable[[str], Path | None] | None = None
+        self._spec: SessionSpec | None = None
 
     @property
     def _here(self) -> OwnedSession:
@@ -112,14 +113,32 @@ class SessionLifecycle(ReadableSession):
         return self._driver.state.conversation
 
     @property
+    def first_conversation(self) -> str | None:
+        """The conversation of the session's first agent."""
+        return self._first.conversation
+
+    @property
+    def transcript_of(self) -> Callable[[str], Path | None] | None:
+        """Maps the name of a conversation to the file of the agent that serves the session now.
+
+        The call reads the file system.
+        """
+        return None if self._spec is None else self._spec.of(self._driver.state.agent).transcript
+
+    @property
     def origin(self) -> str | None:
-        """The conversation that a fork copies."""
-        return self._driver.state.conversation or self._driver.state.fork_of
+        """The conversation that a fork copies: that of the session's first agent."""
+        return self._first.conversation or self._first.fork_of
 
     @property
     def settings(self) -> tuple[tuple[str, str], ...]:
-        """Settings that were changed since the session was opened."""
-        return self._driver.state.settings
+        """Settings of the first agent that were changed since the session was opened."""
+        return self._first.settings
+
+    @property
+    def _first(self) -> AgentState | SessionState:
+        """The state of the session's first agent, also while another one serves the session."""
+        return fallback.state_of(self._driver.state, self.agent)
 
     @property
     def on_question(self) -> OnQuestion | None:
@@ -129,7 +148,7 @@ class SessionLifecycle(ReadableSession):
     def opened_with(self, spec: SessionSpec) -> None:
         """Store the shown parts of the spec."""
         self.cwd = spec.cwd
-        self.transcript_of = spec.transcript
+        self._spec = spec
         self._stop_seconds_max = spec.stop_seconds_max
 
     async def reconfigure(

@@ -26,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from banksman.core.dialects.dialect import Setup
 from banksman.core.session import permissions
 from banksman.core.session.effects import StartProcess
@@ -43,6 +45,7 @@ from banksman.sessions.arguments import (
     checked_agent,
     checked_command,
     checked_conversation,
+    checked_fallback,
     checked_mcp_servers,
     checked_words,
     read_options,
@@ -144,7 +147,14 @@ class SessionSpec:
         rules_wanted: Mapping[str, str] | None,
         labels: Sequence[str] = (),
         on_limit: str | OnLimit | None = None,
+        fallback: Sequence[str] = (),
+        is_fallback: bool = False,
     ) -> None:
+        """Check the arguments of an open.
+
+        `fallback`: other agents, which get the arguments that belong to the session and not to its
+        first agent. `is_fallback`: this is the spec of one of them. Its program may be missing.
+        """
         self.profile = known_agents.load(checked_agent(agent))
         # The conversation to resume or to copy.
         self.resume = checked_conversation(resume)
@@ -191,7 +201,9 @@ class SessionSpec:
         found = read_options(self.profile, self._options)
         self.frame_bytes_max = found.frame_bytes_max
         self._timings = found.timings
-        self.config = found.config(
+        config = found.config(
+            agent=self.profile.name,
+            capabilities=frozenset(self.profile.capabilities),
             on_limit=found.on_limit if self.on_limit is None else "call",
             rules=permissions.parse(rules_wanted),
             serves_terminals="terminal" in self._serves,
@@ -205,8 +217,50 @@ class SessionSpec:
         )
         self._rules = dict(rules_wanted or {})
         self._labels = checked(labels)
-        self._prepare(StartProcess(0, self.resume, forks))
+        self._fallback = checked_fallback(fallback, self.profile.name)
+        self.fallbacks = tuple(
+            SessionSpec(
+                name,
+                cwd=self.cwd,
+                command=None,
+                args=(),
+                env=env,
+                inherit_env=inherit_env,
+                model=None,
+                permission_mode=None,
+                system_prompt=system_prompt,
+                mcp_servers=mcp_servers,
+                options=options,
+                resume=None,
+                forks=False,
+                hooks=hooks,
+                tools=tools,
+                rules_wanted=rules_wanted,
+                on_limit=on_limit,
+                is_fallback=True,
+            )
+            for name in self._fallback
+        )
+        roster = (config, *(each.config for each in self.fallbacks))
+        self.config = config if is_fallback else replace(config, roster=roster)
+        if not is_fallback:
+            self._check_programs()
         self.fingerprint = self._fingerprint()
+
+    def of(self, agent: str | None) -> SessionSpec:
+        """Return the spec of an agent of the session; None or an unknown one: of the first."""
+        return next((each for each in self.fallbacks if each.profile.name == agent), self)
+
+    def _check_programs(self) -> None:
+        """Raise `ProgramNotFound` if no agent of the session is installed."""
+        missing: list[ProgramNotFound] = []
+        for spec in (self, *self.fallbacks):
+            try:
+                spec._prepare(StartProcess(0, spec.resume, spec.forks))
+            except ProgramNotFound as exc:
+                missing.append(exc)
+        if len(missing) > len(self.fallbacks):
+            raise missing[0]
 
     @classmethod
     def from_record(cls, agent: str, record: Mapping[str, Any] | None) -> SessionSpec:
@@ -250,12 +304,13 @@ class SessionSpec:
             tools=(),
             rules_wanted=record["rules"],
             labels=record.get("labels") or (),
+            fallback=record.get("fallback") or (),
         )
 
     @property
     def stop_seconds_max(self) -> float:
         """Seconds until a process that was asked to stop is gone or stuck."""
-        return self._timings.seconds_max
+        return max(each._timings.seconds_max for each in (self, *self.fallbacks))
 
     @property
     def resumes(self) -> str | None:
@@ -282,6 +337,7 @@ class SessionSpec:
             "hooks": sorted(self._hooks),
             "tools": [tool.name for tool in self._tools],
             **({"labels": self._labels} if self._labels else {}),
+            **({"fallback": self._fallback} if self._fallback else {}),
         }
 
     def settings_unlike(self, other: SessionSpec) -> list[str]:
@@ -299,18 +355,24 @@ class SessionSpec:
 
     def forked(self, conversation: str) -> SessionSpec:
         """Return a copy of the spec for a session that begins as a copy of this conversation."""
-        other = copy.copy(self)
+        other = self._again()
         other.resume, other.forks = conversation, True
-        # Each session calls and closes its own instances.
+        return other
+
+    def _again(self) -> SessionSpec:
+        """Return a copy of the spec for another session, which calls and closes its own parts."""
+        other = copy.copy(self)
         other.hooks = Hooks(self._hooks)
         other.server = ToolServer(self._tools, name=TOOLS_SERVER)
         other._mcp_config = self._mcp_file()
+        other.fallbacks = tuple(each._again() for each in self.fallbacks)
         return other
 
     def close(self) -> None:
         """Release the resources. No process may be started with this spec afterwards."""
-        if self._mcp_config is not None:
-            self._mcp_config.close()
+        for spec in (self, *self.fallbacks):
+            if spec._mcp_config is not None:
+                spec._mcp_config.close()
 
     def spawn(
         self, effect: StartProcess, on_report: OnReport, lease: LeasePage | None = None
@@ -397,6 +459,11 @@ class SessionSpec:
         told = (self.config.setup, tools)
         seen = (self._argv(**self._wishes), self.cwd, sorted(env.items()), told)
         return hashlib.sha256(repr(seen).encode(errors="surrogateescape")).hexdigest()[:16]
+
+    @property
+    def accounts(self) -> dict[str, str]:
+        """The names of the accounts of the session's agents, by agent."""
+        return {each.profile.name: each.account for each in (self, *self.fallbacks)}
 
     @property
     def account(self) -> str:

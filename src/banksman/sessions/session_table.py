@@ -11,6 +11,7 @@ import functools
 import weakref
 from collections.abc import Collection
 
+from banksman.core.dialects.mixed import MixedReader
 from banksman.core.session.event import Project
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import NotFound
@@ -105,8 +106,8 @@ class SessionTable:
         known = self._store.find(session)
         if known is None:
             return None
-        dialect = self._profile(known.agent).dialect
-        return Project(dialect.project, dialect.partial)
+        frames = MixedReader(self._profile(known.agent).dialect)
+        return Project(frames.project, frames.partial)
 
     # -- changing ---------------------------------------------------------------------------------
     def new(self, id: str, name: str | None, profile: Profile) -> Session:

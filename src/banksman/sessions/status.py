@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.dialects.meaning import LimitWindow
-from banksman.core.session import budget_gate
+from banksman.core.session import budget_gate, fallback
 from banksman.core.session.agent_output import HANDSHAKE
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.budget import CapUse
@@ -93,6 +93,19 @@ class RetryStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStatus:
+    """Agent of a session with fall-backs.
+
+    `limited_until`: when its limit ends, in wall clock seconds; None if it is not limited now.
+    `is_missing`: its program was not found.
+    """
+
+    name: str
+    limited_until: float | None
+    is_missing: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """Status of a session.
 
@@ -116,6 +129,9 @@ class Status:
 
     `budget`: the caps of the session and what is used of them, and the shared caps that hold it
     back. A cap with `is_reached` is over.
+
+    `agent`: the agent that serves the session now. `fallback`: its agents in order of preference,
+    the first one included; empty if it has only one, or if this host does not own it.
     """
 
     id: str
@@ -146,6 +162,7 @@ class Status:
     retry: RetryStatus | None = None
     waits_for_limit: bool = False
     budget: tuple[CapUse, ...] = ()
+    fallback: tuple[AgentStatus, ...] = ()
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
@@ -299,7 +316,7 @@ def from_driver(
     return Status(
         id=driver.id,
         name=name,
-        agent=agent,
+        agent=state.agent or agent,
         phase=current,
         state=state_of(
             driver, current, has_question=bool(questions), stop_seconds_max=stop_seconds_max
@@ -350,6 +367,20 @@ def from_driver(
         retry=_retry(granted, now),
         waits_for_limit=state.limit_wait is not None,
         budget=(*budget_gate.own_uses(state, now), *budget_gate.shared_holding(state)),
+        fallback=_fallback(state, wall),
+    )
+
+
+def _fallback(state: Session, wall: float) -> tuple[AgentStatus, ...]:
+    if len(state.config.roster) < 2:
+        return ()
+    return tuple(
+        AgentStatus(
+            name=each.agent,
+            limited_until=_in_future(fallback.limited_until(state, each.agent), wall),
+            is_missing=each.agent in state.missing,
+        )
+        for each in state.config.roster
     )
 
 
@@ -442,4 +473,5 @@ def from_log(past: SessionHistory, seen: Status) -> Status:
         cost=state.cost,
         limits=state.limits,
         limited_until=_in_future(state.limited_until, time.time()),
+        agent=state.agent or seen.agent,
     )

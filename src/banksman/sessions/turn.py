@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from banksman.core.dialects.dialect import Dialect
+from banksman.core.dialects.mixed import MixedReader
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event
 from banksman.core.session.idempotency import UNUSED, IdempotencyKey
@@ -35,7 +35,7 @@ class TurnSession(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def dialect(self) -> Dialect: ...
+    def frames(self) -> MixedReader: ...
     def state_of(self, turn: str) -> str: ...
     def events(
         self, after: int = 0, *, waits: bool = False, until: asyncio.Future[Any] | None = None
@@ -200,7 +200,7 @@ class Turn:
     async def said(self) -> str | None:
         """Return the agent's text in this turn until now."""
         # Frame by frame, as the pages arrive. A long turn must not block the event loop.
-        transcript = self.session.dialect.transcript()
+        transcript = self.session.frames.transcript()
         async with aclosing(self._events(waits=False)) as events:
             async for event in events:
                 if event.kind == kinds.UPDATE:
@@ -213,7 +213,7 @@ class Turn:
         Text is streamed. The iterator ends with the turn. It raises `Moved` like `outcome` if the
         turn will run on another host.
         """
-        projector = self.session.dialect.projector()
+        projector = self.session.frames.projector()
         is_over = self._watch is not None and self._watch.is_over
         async with aclosing(self._events(waits=not is_over)) as events:
             async for event in events:

@@ -111,6 +111,7 @@ class Host(BlockingHost):
         labels: Sequence[str] = (),
         id: str | None = None,
         on_limit: str | OnLimit | None = None,
+        fallback: Sequence[str] = (),
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
@@ -144,6 +145,11 @@ class Host(BlockingHost):
         `on_limit`: what asks do while the agent's account is limited: "fail" (default), "wait" for
         the end of the limit, or a function that gets a `LimitReached` and returns one of these
         words. It may be a coroutine function. See docs/how-to/provider-errors.md.
+
+        `fallback`: names of other agents. While `agent` is limited or not installed, the next ask
+        goes to the first of them that is neither, in a conversation of its own. An ask that was
+        sent never goes to another agent. `command`, `args`, `model`, `permission_mode`, `resume`
+        and `fork` are for `agent` alone.
         """
         return Session(
             self._bridge,
@@ -170,6 +176,7 @@ class Host(BlockingHost):
                     labels=labels,
                     id=id,
                     on_limit=on_limit,
+                    fallback=fallback,
                 ),
                 undo=close_unused,
             ),

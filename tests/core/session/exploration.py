@@ -31,7 +31,7 @@ from tests.core.session import toy
 from tests.core.session.ledger import Ledger, Violation, check, fold
 from tests.core.session.talk import counts_plain_frames
 
-from banksman.core.dialects.meaning import TurnOver
+from banksman.core.dialects.meaning import Meaning, TurnOpened, TurnOver
 from banksman.core.process_facts import (
     Exited,
     FrameWritten,
@@ -110,14 +110,25 @@ from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind, Outcome
 from banksman.core.session.permissions import DENIED
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import OVER, MaySteer, MayWrite, Mode, ProcessPhase, ProcessState, Session, Store
+from banksman.core.session.state import (
+    OVER,
+    AgentState,
+    MaySteer,
+    MayWrite,
+    Mode,
+    ProcessPhase,
+    ProcessState,
+    Session,
+    Store,
+)
 from banksman.core.session.step import step
 from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.core.session.usage import NO_USAGE
-from banksman.errors import AgentError, StoreError
+from banksman.errors import AgentError, ProgramNotFound, StoreError
 
 AT = 0.0
 LEFT = (Swept(99, "sleep 60"),)
+NOT_INSTALLED = ProgramNotFound("no such program")
 BROKEN_PIPE, NO_START, NO_STORE = (
     AgentError("broken pipe"),
     AgentError("no such program"),
@@ -146,6 +157,7 @@ BUDGETS = (
     *("evict",),  # other sessions
     *("reach", "refuse"),  # the host's budgets
     *("crash", "claim"),  # this host; another host
+    *("uninstalled",),  # a program
     *("limited", "tool", "account"),  # the agent, whose turn meets a limit or uses a tool; another session
 )
 
@@ -159,6 +171,8 @@ class Scenario:
     manners: toy.Manners = toy.POLITE
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     acknowledges: bool = True
+    # The agents of the session, if there are several.
+    agents: tuple[str, ...] = ()
     # Parts that act before everything else: fewer orders, and fewer states.
     eager: frozenset[str] = frozenset()
     states_max: int = 1_000_000
@@ -171,6 +185,9 @@ class Scenario:
 
     def first(self) -> World:
         config = Config(dialect=toy.ToyDialect(acknowledges_interrupts=self.acknowledges), **self.config)
+        if self.agents:
+            roster = tuple(replace(config, agent=name) for name in self.agents)
+            config = replace(roster[0], roster=roster)
         session = Session(config=config)
         return World(
             session=session,
@@ -243,6 +260,11 @@ class World(NamedTuple):
     # Turns (keys) for which the session claims a part of the shared budgets, and those that got it.
     claims: frozenset[str] = frozenset()
     granted: frozenset[str] = frozenset()
+    # The agent of the current process; the agents that are not installed; and the agents (name) that got the prompt of
+    # an ask (id), which may have had an effect.
+    serving: str = ""
+    absent: frozenset[str] = frozenset()
+    got: frozenset[tuple[str, str]] = frozenset()
 
     def spend(self, name: str) -> World:
         index = BUDGETS.index(name)
@@ -307,8 +329,8 @@ def _past_deadline(world: World, subject: Subject) -> World:
 def _at_wall(world: World, subject: Subject) -> World:
     """The world after a timer. The driver fires the timer of a limit when the wall clock has passed its end."""
     timer, end = subject
-    is_limit = timer is Timer.LIMIT and not end.startswith("after")
-    return world._replace(wall=max(world.wall, float(end))) if is_limit else world
+    is_limit = timer in (Timer.LIMIT, Timer.FALLBACK) and not end.startswith("after")
+    return world._replace(wall=max(world.wall, float(end.split()[-1]))) if is_limit else world
 
 
 def _is_limited(scenario: Scenario, world: World, ledger: Ledger) -> bool:
@@ -372,8 +394,9 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
         yield Move("other", LimitDecided(AT, key, fails=False), decided)
         yield Move("other", LimitDecided(AT, key, fails=True), decided._replace(given_up=world.given_up | {key}))
     if budget["account"]:
-        for until in (9.0, 20.0, None):
-            yield Move("other", AccountLimited(AT, until), world.spend("account"))
+        for agent in scenario.agents or ("",):
+            for until in (9.0, 20.0, None):
+                yield Move("other", AccountLimited(AT, until, agent), world.spend("account"))
     if budget["evict"]:
         yield Move("other", EvictAsked(AT), world.spend("evict"))
     if budget["drain"]:
@@ -491,7 +514,13 @@ def _folded(past: SessionHistory, entries: Iterable[Entry]) -> SessionHistory:
 
 def _by_process(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
     number = world.process
-    if world.is_asked_for:
+    if world.is_asked_for and (world.serving in world.absent or budget.get("uninstalled")):
+        is_absent = world.serving in world.absent
+        gone = _gone(world if is_absent else world.spend("uninstalled"))
+        absent = gone._replace(absent=world.absent | {world.serving})
+        missing = ProcessReported(AT, number, StartFailed(NOT_INSTALLED))
+        yield Move("world" if is_absent else "other", missing, absent)
+    if world.is_asked_for and world.serving not in world.absent:
         started = ProcessReported(AT, number, Started(77, AT), epoch=world.epoch)
         yield Move("world", started, world._replace(is_asked_for=False, is_alive=True))
         if world.is_told_to_stop or budget.get("unstartable"):
@@ -574,14 +603,21 @@ def _check_struck(scenario: Scenario, world: World, request: str, current: tuple
 
 
 @functools.cache
-def _frames_of(process: int, lines: tuple[bytes, ...]) -> FramesRead:
+def _frames_of(process: int, lines: tuple[bytes, ...], agent: str) -> FramesRead:
     dialect = toy.ToyDialect()
     meanings = tuple((i, meaning) for i, line in enumerate(lines) if (meaning := dialect.read(line)) is not None)
+    if agent:  # Each agent has its own conversation.
+        meanings = tuple((i, _in_conversation(meaning, f"talk of {agent}")) for i, meaning in meanings)
     return FramesRead(AT, process, lines, meanings)
 
 
+def _in_conversation(meaning: Meaning, conversation: str) -> Meaning:
+    is_named = isinstance(meaning, TurnOpened) and meaning.conversation is not None
+    return replace(meaning, conversation=conversation) if is_named else meaning
+
+
 def _frames(world: World, lines: tuple[bytes, ...]) -> FramesRead:
-    return _frames_of(world.process, lines)
+    return _frames_of(world.process, lines, world.serving)
 
 
 def _with(lives: tuple[int, ...], index: int, life: int) -> tuple[int, ...]:
@@ -644,11 +680,13 @@ def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> Wo
             if world.budget[BUDGETS.index("late")] and subject in world.timers:
                 late |= {TimerFired(AT, subject)}
             return world._replace(timers=world.timers - {subject}, late=late)
-        case StartProcess(process=process):
+        case StartProcess(process=process, agent=agent, conversation=conversation):
+            is_own = not agent or conversation in (None, f"talk of {agent}")
+            check(is_own, "fallback", f"{agent} resumes the conversation {conversation!r} of another agent")
             is_there = world.is_asked_for or world.is_alive or world.has_exited
             check(not is_there, "G1", "a second process is started")
             check(process > world.process, "G4", "the number of a process is used twice")
-            return world._replace(process=process, is_asked_for=True, epoch=world.epoch + 1)
+            return world._replace(process=process, is_asked_for=True, epoch=world.epoch + 1, serving=agent)
         case StopProcess(process=process):
             check(process == world.process, "G4", f"{effect} and {world.process} is the one that runs")
             check(not world.is_told_to_stop, "G3", "it is told to stop twice")
@@ -808,7 +846,23 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
         check(not is_new or world.session.mode in (Mode.OPEN, Mode.DRAINING), "G2", f"{data} begins, and it is leaving")
         is_durable = any(member.id == ask.id for member in world.durable.turn)
         check(is_durable, "G7", f"{data} is written before the intent is durable")
+        if scenario.agents:
+            _check_agent(scenario, world, ask.id, is_new=is_new)
+            world = world._replace(got=world.got | {(ask.id, world.serving)})
     return world._replace(is_writing=True, agent=agent._replace(inbox=(*agent.inbox, data)))
+
+
+def _check_agent(scenario: Scenario, world: World, id: str, *, is_new: bool) -> None:
+    """Check that a prompt goes to the right agent: not to another one than before, and not to a limited one."""
+    agents = {agent for other, agent in world.got if other == id}
+    check(agents <= {world.serving}, "fallback", f"{id} is sent to {world.serving}, and {agents} had it")
+    ledger, wall = world.ledger, world.wall
+    limits = {**dict(ledger.parked), world.serving: ledger.limited}
+    free = [agent for agent in scenario.agents if agent not in world.absent and (limits.get(agent) or 0.0) <= wall]
+    is_wrong = is_new and not agents and world.session.mode is Mode.OPEN and world.serving not in free
+    check(
+        not is_wrong or not free, "fallback", f"{id} is sent to {world.serving}, which is limited, and {free} are not"
+    )
 
 
 def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ...]) -> World:
@@ -842,6 +896,13 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
             check(not is_limited, "limit", f"{id} is told to give way to an ask that cannot be sent")
         if kind == kinds.TURN_REQUEUED and b'"limit"' in data:
             _check_retry(scenario, world, id)
+            # The turn had no effect, so another agent may get it.
+            world = world._replace(got=frozenset(pair for pair in world.got if pair[0] != id))
+        if kind == kinds.SESSION_FELL_BACK and b'"return"' not in data:
+            is_between = not ledger.turn and ledger.own is None
+            check(is_between, "fallback", f"the agent changes in the middle of {ledger.turn or ledger.own}")
+            is_there = world.is_asked_for or world.is_alive or world.has_exited
+            check(not is_there, "fallback", "the agent changes while the process of the other one is there")
         ledger = fold(ledger, entry, may_pass)
     mirror = _folded(mirror, entries)
     unlogged = (*world.unlogged, Unlogged(session.head, ledger, mirror))
@@ -925,6 +986,8 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
         and session.conversation is before.conversation
         and session.limits is before.limits
         and session.limited_until is before.limited_until
+        and session.agent is before.agent
+        and session.agents is before.agents
         and session.questions is before.questions
         and (session.used is before.used and session.told is before.told and session.raised is before.raised)
         and session.budget_question is before.budget_question
@@ -984,14 +1047,20 @@ def projection(session: Session) -> tuple[object, ...]:
         *(tuple(map(_brief, queue)), _brief(session.turn), _brief(session.own)),
         *(session.conversation, session.settings, session.limits, session.limited_until),
         *(session.used, session.told, session.raised),
+        *(session.agent, tuple(map(_brief_agent, session.agents))),
     )
+
+
+def _brief_agent(agent: tuple[str, AgentState]) -> tuple[object, ...]:
+    name, state = agent
+    return name, state.conversation, state.settings, state.limits, state.limited_until
 
 
 def _brief(turn: Turn | None) -> tuple[object, ...] | None:
     if turn is None:
         return None
     joined, steered = (tuple(ask.id for ask in asks) for asks in (turn.joined, turn.steered))
-    return turn.id, turn.attempt, joined, steered, turn.limit_waits
+    return turn.id, turn.attempt, joined, steered, turn.limit_waits, turn.agent
 
 
 def _open_asks(world: World) -> bool:
@@ -1016,6 +1085,8 @@ def key(world: World) -> tuple[object, ...]:
             *(session.limits, session.limited_until),
             *(session.limit_wait, session.limit_passed, session.limit_failed),
             *(world.wall, world.undecided, world.given_up, world.tooled),
+            *(session.agent, session.agents, session.missing, session.agent_limits),
+            *(world.serving, world.absent, world.got),
             # From the second crash on, only the backoff grows.
             *(session.settings, min(session.crashes, 2), session.is_backing_off, session.idle_since, session.overflows),
         ),

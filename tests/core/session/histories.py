@@ -43,6 +43,7 @@ from banksman.core.session.budget import Budget
 from banksman.core.session.effects import Append, Effect
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.facts import (
+    AccountLimited,
     AppendFailed,
     Asked,
     AskMoved,
@@ -253,6 +254,23 @@ def _budget() -> Told:
     return talk
 
 
+def _fallen_back() -> Told:
+    """A session that falls back from a limited agent, and returns to it, while a limit of the other becomes known."""
+    agents = tuple(replace(TELLING, agent=name) for name in ("one", "two"))
+    talk = Told(config=replace(agents[0], roster=agents))
+    limited = ProviderFailure(ErrorKind.USAGE_LIMIT, status=429, limited_until=20.0)
+    talk.serve(ask("a", NORMAL), is_error=True, error="limited", failure=limited, spent=1.0)
+    for id, until in (("b", 20.0), ("c", None)):
+        if until is None:
+            talk.tell(AccountLimited(0.0, None, "one"))
+        talk.ask(ask(id, NORMAL))
+        talk.die(signal=15)
+        talk.begin()
+        talk.over(f"{id}0000", spent=0.5)
+    talk.tell(AccountLimited(0.0, 30.0, "two"))
+    return talk
+
+
 def _imported() -> Told:
     """An imported log: its original opening, queue and conversation do not belong to the new session."""
     first = open_talk()
@@ -347,6 +365,7 @@ _TALKS = {
     "costs and settings": _costs_and_settings,
     "limits": _limits,
     "budget": _budget,
+    "fallen back": _fallen_back,
     "imported": _imported,
     "a question is kept": _kept,
     "adopted": functools.partial(_adopted, fork=False, is_known=True),

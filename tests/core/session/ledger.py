@@ -49,6 +49,9 @@ class Ledger(NamedTuple):
     limited: float | None = None
     # All input tokens and turns that were ever counted.
     spent: tuple[int, int] = (0, 0)
+    # The same for the other agents of the session.
+    parked: tuple[tuple[str, float | None], ...] = ()
+    serving: str = ""
 
     @property
     def open(self) -> frozenset[str]:
@@ -72,7 +75,12 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
         # Turns that were open or waiting are served by the session that the log was imported from.
         return ledger._replace(waiting=(), turn=(), own=None, ended=ledger.queued)
     if kind == kinds.LIMITS_CHANGED:
-        return ledger._replace(limited=msgspec.json.decode(data)["limited_until"])
+        told = msgspec.json.decode(data)
+        if told["agent"] is None:
+            return ledger._replace(limited=told["limited_until"])
+        return ledger._replace(parked=_sorted({**dict(ledger.parked), told["agent"]: told["limited_until"]}))
+    if kind == kinds.SESSION_FELL_BACK:
+        return _change_agent(ledger, msgspec.json.decode(data))
     if not kind.startswith(("turn.", "queue.", "usage.")):
         return ledger
     body: dict[str, Any] = msgspec.json.decode(data)
@@ -114,6 +122,19 @@ def fold(ledger: Ledger, entry: Entry, may_pass: MayPass) -> Ledger:
             return ledger._replace(waiting=_at_head_of_class(rest, moved))
         case _:
             return ledger
+
+
+def _change_agent(ledger: Ledger, body: dict[str, Any]) -> Ledger:
+    serving = ledger.serving or body["from"]
+    if body["to"] == serving:
+        return ledger
+    limits = {**dict(ledger.parked), serving: ledger.limited}
+    limited = limits.pop(body["to"], None)
+    return ledger._replace(serving=body["to"], limited=limited, parked=_sorted(limits))
+
+
+def _sorted(limits: dict[str, float | None]) -> tuple[tuple[str, float | None], ...]:
+    return tuple(sorted(limits.items()))
 
 
 def _limited(ledger: Ledger, kind: str, body: dict[str, Any]) -> float | None:

@@ -39,6 +39,7 @@ from banksman.core.session import (
     budget_gate,
     crash_recovery,
     durability,
+    fallback,
     grants,
     idle_process,
     limit_wait,
@@ -81,7 +82,7 @@ from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
 from banksman.core.session.usage import NO_USAGE, Usage
 from banksman.core.session.watchdogs import ClockName
-from banksman.errors import Closed
+from banksman.errors import BanksmanError, Closed, ProgramNotFound
 
 # Takes the right function and returns the wrong one.
 Wrong = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -1522,9 +1523,9 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a limit is lost with a failed append", provider_limits, "log_limits", "a limit and a log that fails")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def log_limits(work: Transition) -> None:
+    def log_limits(work: Transition, *limits: Any, **how: Any) -> None:
         if not any(kind == kinds.SESSION_CONVERSATION for _, kind, _ in work.entries):
-            right(work)
+            right(work, *limits, **how)
 
     return log_limits
 
@@ -1623,3 +1624,75 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
         work.set(limit_wait=wait)
 
     return on_outcome
+
+
+# -- fall-backs ------------------------------------------------------------------------------------------------------
+@_mutant("an ask that was sent goes to a fall-back", fallback, "choose", "a fall-back, preempted")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def choose(state: Session, turn: Turn) -> str:
+        return right(state, replace(turn, agent=None))
+
+    return choose
+
+
+@_mutant("the agent changes within a turn", fallback, "watch_limits", "a fall-back")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def watch_limits(work: Transition) -> None:
+        right(work)
+        state = work.state
+        others = [each.agent for each in state.config.roster if each.agent != fallback.current(state)]
+        if others and fallback.is_limited(state, fallback.current(state)):
+            fallback.switch(work, others[0])
+
+    return watch_limits
+
+
+@_mutant("one agent resumes the conversation of another", fallback, "switched", "a fall-back")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def switched(state: Session, before: str, agent: str) -> Session:
+        after = right(state, before, agent)
+        return replace(after, conversation=after.conversation or state.conversation)
+
+    return switched
+
+
+@_mutant("a fall-back is forgotten on replay", pasts, "_fold_session", "a fall-back")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(state: Session, event: Event) -> Session:
+        return state if event.kind == kinds.SESSION_FELL_BACK else right(state, event)
+
+    return fold
+
+
+@_mutant("a fall-back is lost with a failed append", fallback, "log_change", "a fall-back, and a log that fails")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def log_change(work: Transition, before: str, agent: str, why: str, until: float | None) -> None:
+        if why != "return":
+            right(work, before, agent, why, until)
+
+    return log_change
+
+
+@_mutant("an agent serves again before its reset", fallback, "on_reset", "a fall-back, and the account")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def on_reset(work: Transition, _key: str) -> None:
+        over = tuple(replace(limit, is_over=True) for limit in work.state.agent_limits)
+        work.set(agent_limits=over)
+
+    return on_reset
+
+
+@_mutant("a limited agent serves although another is free", fallback, "choose", "a fall-back")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def choose(state: Session, _turn: Turn) -> str:
+        return fallback.current(state)
+
+    return choose
+
+
+@_mutant("a missing agent is started forever", fallback, "notice_missing", "a fall-back of a missing agent")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def notice_missing(_work: Transition, error: BanksmanError) -> bool:
+        return isinstance(error, ProgramNotFound)
+
+    return notice_missing

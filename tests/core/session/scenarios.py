@@ -66,6 +66,7 @@ _TOOLS = {"leaves_tools": True}
 _QUIET = {"quiet_seconds": 0.1}
 _IDLE = {"idle_seconds": 0.0}
 _WAIT = {"on_limit": "wait"}
+_TWO = ("one", "two")
 _CALL = {"on_limit": "call"}
 _SHARED = {"shares_budget": True}
 
@@ -217,6 +218,19 @@ SCENARIOS = {
         scenario("a wait, held", HELD, USUAL, holds=(("hold", NORMAL),), limited=1, config=_WAIT),
         scenario("a wait, told late", USUAL, limited=1, account=2, late=1, config=_WAIT),
         scenario("a wait of an idle process", USUAL, limited=1, evict=1, config={**_WAIT, **_IDLE}),
+        scenario("a fall-back", LOW, USUAL, limited=1, tool=1, agents=_TWO),
+        scenario("a fall-back, preempted", PATIENT, URGENT, limited=1, agents=_TWO),
+        scenario("a fall-back of a missing agent", USUAL, lazy="start", uninstalled=2, limited=1, agents=_TWO),
+        scenario("a fall-back, and a host that dies", LOW, USUAL, account=1, crash=1, agents=_TWO),
+        scenario("a fall-back, and a log that fails", USUAL, lazy="log", account=1, fail=1, agents=_TWO),
+        scenario("a fall-back, and an end", USUAL, account=1, interrupt=1, close=1, leave=1, agents=_TWO),
+        scenario("a fall-back, and an own turn", USUAL, account=1, own=1, exit=1, agents=_TWO),
+        scenario("a fall-back, and the account", USUAL, account=2, lazy="log start", agents=_TWO),
+        scenario("a fall-back, and tasks", USUAL, account=2, task=1, agents=_TWO),
+        scenario("a fall-back, told late", USUAL, account=1, late=1, agents=_TWO),
+        scenario("a fall-back that waits", USUAL, limited=2, tool=1, agents=_TWO, config=_WAIT),
+        scenario("a fall-back that waits, closed", USUAL, limited=2, close=1, withdraw=1, agents=_TWO, config=_WAIT),
+        scenario("a fall-back, and who comes next", USUAL, lazy="log", account=1, leave=1, claim=1, agents=_TWO),
         scenario("a wait, decided", USUAL, limited=2, account=1, config=_CALL),
         scenario("a full queue", LOW, ALSO_LOW, USUAL, config={"queue_max": 1, "when_full": "drop"}),
     )

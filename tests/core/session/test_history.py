@@ -31,7 +31,10 @@ from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.errors import StoreTooNew
 
 # Session members, besides the turns, that the log contains.
-LOGGED = ("fork_of", "is_adopted", "spent", "cost", "own_count", "limits", "limited_until", "used", "raised", "told")
+LOGGED = (
+    *("fork_of", "is_adopted", "spent", "cost", "own_count", "limits", "limited_until", "used", "raised", "told"),
+    *("agent", "agents"),
+)
 SAVED = {field.name for field in msgspec.structs.fields(pasts._Saved)}  # pyright: ignore[reportPrivateUsage]
 
 
@@ -212,7 +215,7 @@ def test_history_process_is_the_last_one_started() -> None:
 
 # -- the snapshot format -----------------------------------------------------------------------------------------------
 # Members that later versions have added. An older snapshot lacks them.
-ADDED = {"limits", "limited_until", "used", "raised", "told"}
+ADDED = {"limits", "limited_until", "used", "raised", "told", "agent", "agents"}
 # A snapshot as written by the first version, and as files hold it. If it cannot be read, the format has changed.
 _WAITING = (
     '"priority":10,"origin":null,"phase":"%s","attempt":2,"restarts":0,"standing":null,"granted_at":0.0,"joined":[%s],'
@@ -296,7 +299,7 @@ def test_snapshot_cut_anywhere_is_an_error() -> None:
 def test_snapshot_with_invalid_member_is_an_error(name: str) -> None:
     members: dict[str, Any] = msgspec.json.decode(OLD)
     for nonsense in ([[1]], "?", {"?": 1}, -1.5, True):
-        if name in ("conversation", "fork_of") and nonsense == "?":
+        if name in ("conversation", "fork_of", "agent") and nonsense == "?":
             continue
         if name in ("opened", "used") and nonsense == {"?": 1}:
             continue

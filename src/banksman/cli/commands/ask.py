@@ -19,6 +19,7 @@ from banksman.cli.server_command import (
     add_caller,
     add_cwd,
     add_deadline,
+    add_fallback,
     ask_to_open,
     body_of,
     check_deadline,
@@ -37,7 +38,7 @@ unless the turn was done by then); a second Ctrl-C exits at once."""
 def parser() -> ServerParser:
     flags = ServerParser(
         "ask",
-        "SESSION PROMPT|- [options] [--open AGENT [--cwd FOLDER] [-- COMMAND …]]",
+        "SESSION PROMPT|- [options] [--open AGENT [--cwd FOLDER] [options] [-- COMMAND …]]",
         _DESCRIPTION,
         'banksman ask fix-ci "Why is CI red?" --open claude',
         streams=True,
@@ -70,6 +71,7 @@ def parser() -> ServerParser:
         help="open the session with this agent first, if it does not exist",
     )
     add_cwd(flags)
+    add_fallback(flags)
     return flags
 
 
@@ -84,6 +86,8 @@ def main(words: list[str]) -> int:
     check_deadline(flags, arguments)
     if arguments.open is None and arguments.cwd is not None:
         flags.error("cannot use --cwd without --open")
+    if arguments.open is None and arguments.fallback is not None:
+        flags.error("cannot use --fallback without --open")
     return perform(_ask, arguments)
 
 

@@ -10,6 +10,7 @@ from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import (
     ServerParser,
     add_cwd,
+    add_fallback,
     add_on_limit,
     ask_to_open,
     client_of,
@@ -24,7 +25,7 @@ the agent's command."""
 def parser() -> ServerParser:
     flags = ServerParser(
         "open",
-        "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [--on-limit WHAT] [-- COMMAND …]",
+        "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [options] [-- COMMAND …]",
         _DESCRIPTION,
         "banksman open claude --name fix-ci",
     )
@@ -41,6 +42,7 @@ def parser() -> ServerParser:
         "a server on one machine ignores it",
     )
     add_on_limit(flags)
+    add_fallback(flags)
     return flags
 
 

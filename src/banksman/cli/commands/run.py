@@ -27,6 +27,7 @@ from banksman.cli.server_command import (
     add_caller,
     add_cwd,
     add_deadline,
+    add_fallback,
     add_on_limit,
     ask_to_open,
     body_of,
@@ -72,6 +73,7 @@ def parser() -> ServerParser:
         help="the prompt; if it is - or missing, it is read from stdin",
     )
     add_cwd(flags)
+    add_fallback(flags)
     flags.add_argument(
         "--name",
         metavar="NAME",

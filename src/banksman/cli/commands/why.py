@@ -102,6 +102,7 @@ def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
     if found.get("host"):
         yield "host", [str(found["host"])]
     yield "holder", list(_holder(found))
+    yield "agents", [_agent(each, found["agent"]) for each in found.get("fallback", ())]
     yield "retry", [_retry(found["retry"])] if found.get("retry") else []
     yield "limits", list(_limits(found))
     yield "queue", [_waiting(each) for each in found["queue"]] or ["empty"]
@@ -121,6 +122,17 @@ def _holder(found: Shown) -> Iterator[str]:
     yield found["holder"] or (f"hold {found['hold']}" if found["hold"] else "none")
     if found["holder"] and found.get("holder_prompt"):
         yield _cut(found["holder_prompt"], PROMPT_CHARACTERS_MAX)
+
+
+def _agent(agent: Shown, serving: str) -> str:
+    until = agent["limited_until"]
+    at = "" if until is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(until))
+    facts = (
+        "serves the session" if agent["name"] == serving else "",
+        f"limited until {at}" if at else "",
+        "not installed" if agent["missing"] else "",
+    )
+    return ", ".join((agent["name"], *filter(None, facts)))
 
 
 def _retry(retry: Shown) -> str:

@@ -252,9 +252,18 @@ class EventPrinter:
                     f"the provider failed, and the agent tries again ({body.get('attempt')}): "
                     f"{_cut(str(body.get('cause')), TITLE_CHARACTERS_MAX)}"
                 )
+            case _:
+                self._tell_agent(event)
+
+    def _tell_agent(self, event: Event) -> None:
+        body = event["body"]
+        match event["kind"]:
             case "limits.changed" if body.get("limited_until"):
                 until = time.strftime("%Y-%m-%d %H:%M", time.localtime(body["limited_until"]))
                 self._note(f"the agent's account is limited until {until}", TextStyle.BAD)
+            case "session.fell_back":
+                why = f"{body.get('from')}: {body.get('why')}"
+                self._note(f"{body.get('to')} serves the next turns ({why})", TextStyle.BAD)
             case _:
                 pass
 

@@ -79,14 +79,13 @@ def limit_in_words(session: Shown, now: float) -> str | None:
     A server of an older release does not send the field.
     """
     until = session.get("limited_until")
-    is_known = until is not None and until > now
+    known = f" until {_clock_time(until, now)}" if until is not None and until > now else ""
     # The asks wait a little longer than the limit, or for a delay that the provider named.
-    if not is_known and not session.get("waits_for_limit"):
+    if not known and not session.get("waits_for_limit"):
         return None
     waiting = len(session["queue"])
     asks = f", {waiting} ask{'' if waiting == 1 else 's'} wait{'s' * (waiting == 1)}"
-    time = f" until {_clock_time(until, now)}" if is_known else ""
-    return f"limited{time}{asks if waiting else ''}"
+    return f"limited{known}{asks if waiting else ''}"
 
 
 def _clock_time(at: float, now: float) -> str:

@@ -229,9 +229,8 @@ class TranscriptCopies:
         loss.
         """
         conversation = past.session.conversation
-        path = (
-            None if conversation is None else await asyncio.to_thread(spec.transcript, conversation)
-        )
+        find = spec.of(past.session.agent).transcript
+        path = None if conversation is None else await asyncio.to_thread(find, conversation)
         copy = None if path is None else await self._get(session)
         if path is None or copy is None or copy[0].conversation != conversation:
             return ()

@@ -13,6 +13,7 @@ from banksman.core.dialects.meaning import PromptRefused
 from banksman.core.session import (
     ask_queue,
     budget_gate,
+    fallback,
     limit_wait,
     questions,
     turn_end,
@@ -49,7 +50,7 @@ def ask(work: Transition, ask: Ask) -> None:
         return
     if state.hold is not None and ask.hold == state.hold.id:
         work.watch_hold()
-    if ask.on_busy == "steer" and _steer(work, ask):
+    if ask.on_busy == "steer" and state.config.dialect.can_steer and _steer(work, ask):
         return
     _make_place(work, ask)
     queue = work.state.queue
@@ -102,7 +103,8 @@ def _refusal(state: Session, ask: Ask) -> BanksmanError | None:
         and (state.hold is None or ask.hold != state.hold.id)
     ):
         return Busy("the session is busy", hint='use on_busy="enqueue" to wait', turn=ask.id)
-    assert ask.on_busy != "steer" or state.config.dialect.can_steer, (
+    # A fall-back that cannot steer queues the ask.
+    assert ask.on_busy != "steer" or fallback.first(state).dialect.can_steer, (
         "the shell refuses to steer an agent that cannot"
     )
     if ask_queue.count(state.queue) >= state.config.queue_max and _dispensable(state, ask) is None:

@@ -15,6 +15,7 @@ from banksman.core.dialects.meaning import TurnOver
 from banksman.core.session import (
     asks,
     budget_gate,
+    fallback,
     provider_limits,
     questions,
     shutdown,
@@ -54,12 +55,7 @@ def commit(work: Transition, seq: int) -> None:
     if state.store is Store.BROKEN:
         # The pending endings are written: the store works again, and this host is still the writer.
         work.set(store=Store.WORKING, store_error=None, store_retries=0, unwritten=())
-        # Earlier events about the conversation, its settings and the account may have been lost.
-        # Log them again.
-        work.log(None, kinds.SESSION_CONVERSATION, conversation=state.conversation)
-        for name, value in state.settings:
-            work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
-        provider_limits.log_limits(work)
+        _log_again(work)
         budget_gate.log_again(work)
     for deferred in released:
         match deferred:
@@ -73,6 +69,27 @@ def commit(work: Transition, seq: int) -> None:
                 pass
             case _:
                 work.do(deferred)
+
+
+def _log_again(work: Transition) -> None:
+    """Log again what describes the agents: earlier events about it may have been lost.
+
+    That is the conversation, its settings and the limits of the account. With several agents, a
+    change to each comes before its state.
+    """
+    state = work.state
+    for agent, known in fallback.states(state):
+        if state.agent is None and known is not state:
+            # It never served. Another session of its account met a limit.
+            provider_limits.log_limits(work, known.limits, known.limited_until, agent=agent)
+            continue
+        if state.agent is not None:
+            first = fallback.first(state).agent
+            fallback.log_change(work, first, agent, "return", known.limited_until)
+        work.log(None, kinds.SESSION_CONVERSATION, conversation=known.conversation)
+        for name, value in known.settings:
+            work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
+        provider_limits.log_limits(work, known.limits, known.limited_until)
 
 
 def fail(work: Transition, fact: AppendFailed) -> None:

@@ -29,13 +29,15 @@ class StartProcess(Struct, frozen=True):
     """Start the agent as process number `process`, once the pool has room.
 
     `conversation`: the conversation to resume. `forks`: start a copy of it instead. `settings`: the
-    settings that were changed since the session was opened.
+    settings that were changed since the session was opened. `agent`: which agent of the session;
+    empty: the session has only one.
     """
 
     process: int
     conversation: str | None
     forks: bool = False
     settings: tuple[tuple[str, str], ...] = ()
+    agent: str = ""
 
 
 class StopProcess(Struct, frozen=True):
@@ -219,20 +221,23 @@ class WaitUntil(Struct, frozen=True):
     """Start a timer that is due at a wall clock time plus the jitter of the account.
 
     `TimerFired` reports it, and never before that time, even if the machine is suspended or its
-    clock is set.
+    clock is set. `agent`: whose account; empty: the session has only one.
     """
 
     wall: float
     subject: Subject
+    agent: str = ""
 
 
 class ReportLimit(Struct, frozen=True):
     """Tell the other sessions of the agent's account until when it is limited.
 
-    `until`: wall clock; None: the account answers again.
+    `until`: wall clock; None: the account answers again. `agent`: which agent of the session;
+    empty: the session has only one.
     """
 
     until: float | None
+    agent: str = ""
 
 
 class CallOnLimit(Struct, frozen=True):

@@ -67,6 +67,8 @@ LIMITS_CHANGED = "limits.changed"
 BUDGET_WARNING = "budget.warning"
 BUDGET_EXCEEDED = "budget.exceeded"
 BUDGET_RAISED = "budget.raised"  # a person has raised the session's own budget
+# another agent of the session serves the next turns: `from`, `to`, and why
+SESSION_FELL_BACK = "session.fell_back"
 # Created for one reader, never stored: the events that retention has removed.
 STREAM_GAP = "stream.gap"
 

@@ -48,6 +48,7 @@ class Timer(enum.Enum):
     BACKGROUND = "background"  # the session: a drain has waited long enough for background tasks
     LIMIT = "limit"  # a wait (key): the limit of the account should be over
     BUDGET = "budget"  # the session: its working time may have reached a cap
+    FALLBACK = "fallback"  # an agent and the end of its limit: it may serve again
 
 
 Subject = tuple[Timer, str]
@@ -189,11 +190,13 @@ class LeaveAsked(Struct, frozen=True):
 class AccountLimited(Struct, frozen=True):
     """Another session of the agent's account learned until when the account is limited.
 
-    `until`: wall clock; None: the account answers again.
+    `until`: wall clock; None: the account answers again. `agent`: which agent of the session;
+    empty: the one that serves it now.
     """
 
     at: float
     until: float | None
+    agent: str = ""
 
 
 class LimitDecided(Struct, frozen=True):

@@ -16,6 +16,7 @@ from banksman.core.session import (
     ask_queue,
     asks,
     budget_gate,
+    fallback,
     idle_process,
     limit_wait,
     shutdown,
@@ -26,6 +27,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold, Queue, Waiting
 from banksman.core.session.effects import GrantHold
 from banksman.core.session.facts import Timer
+from banksman.core.session.outcome import Kind
 from banksman.core.session.state import (
     MayWrite,
     Mode,
@@ -37,6 +39,7 @@ from banksman.core.session.state import (
 )
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
+from banksman.errors import AgentError
 
 
 def advance(work: Transition) -> None:
@@ -54,6 +57,8 @@ def advance(work: Transition) -> None:
         return
     if state.store is not Store.WORKING:
         return
+    if work.state.mode is Mode.OPEN:
+        fallback.watch_limits(work)
     limit_wait.look(work)
     if work.state.mode is Mode.OPEN:
         _make_room(work)
@@ -90,7 +95,7 @@ def _write_prompt(work: Transition) -> None:
     turn = state.turn
     if turn is None or turn.phase is not TurnPhase.STARTING or not turn.may_write:
         return
-    if state.limit_wait is not None and work.is_open:
+    if work.is_open and (state.limit_wait is not None or fallback.must_leave(state, turn)):
         # The limit became known after the grant.
         turn_end.put_back(work, turn.requeued())
         return
@@ -167,29 +172,48 @@ def _grant(work: Transition) -> None:
                 work.set(hold=chosen)
                 work.do(GrantHold(chosen.id))
                 work.watch_hold()
+            case Turn() if fallback.is_lost(state, chosen):
+                message = f"{chosen.agent} had begun with the ask and left the session's agents"
+                asks.drop(work, chosen, Kind.FAILED, AgentError(message, hint="ask again"))
             case Turn():
-                if state.limit_wait is not None:
-                    return
-                if state.process.phase is ProcessPhase.NONE:
-                    if not state.is_backing_off:
-                        assert chosen.ask is not None
-                        work.start_process(chosen.ask.schema)
-                    return
-                if not _is_free(state):
-                    return
-                reason = idle_process.must_replace(state, chosen)
-                if reason is not None:
-                    idle_process.retire(work, reason)
-                    return
-                asks.take_out(work, chosen)
-                standing = ask_queue.standing(chosen, work.at, state.config.ageing_seconds)
-                turn = replace(chosen.moved(Move.GRANT), standing=standing, granted_at=work.at)
-                turn = budget_gate.claim(work, turn)
-                work.set(turn=turn)
-                work.log(
-                    turn.id,
-                    kinds.TURN_STARTED,
-                    attempt=turn.attempt,
-                    joined=[ask.id for ask in turn.joined],
-                )
-                work.after_commit(MayWrite(turn.key))
+                _grant_turn(work, chosen)
+                return
+
+
+def _grant_turn(work: Transition, chosen: Turn) -> None:
+    """Grant a turn, or prepare the process that it needs."""
+    state = work.state
+    agent = fallback.choose(state, chosen)
+    is_other = agent != fallback.current(state)
+    if is_other and state.process.phase is ProcessPhase.NONE:
+        fallback.switch(work, agent)
+        limit_wait.look(work)
+        state = work.state
+        is_other = False
+    if not is_other and (state.limit_wait is not None or fallback.must_wait(state)):
+        return
+    if state.process.phase is ProcessPhase.NONE:
+        if not state.is_backing_off:
+            assert chosen.ask is not None
+            work.start_process(chosen.ask.schema)
+        return
+    if is_other and not state.process.is_there:
+        work.stop_process()  # It may still wait for a place in the pool.
+    if not _is_free(state):
+        return
+    reason = "fallback" if is_other else idle_process.must_replace(state, chosen)
+    if reason is not None:
+        idle_process.retire(work, reason)
+        return
+    asks.take_out(work, chosen)
+    standing = ask_queue.standing(chosen, work.at, state.config.ageing_seconds)
+    turn = replace(chosen.moved(Move.GRANT), standing=standing, granted_at=work.at)
+    turn = budget_gate.claim(work, turn)
+    work.set(turn=turn)
+    work.log(
+        turn.id,
+        kinds.TURN_STARTED,
+        attempt=turn.attempt,
+        joined=[ask.id for ask in turn.joined],
+    )
+    work.after_commit(MayWrite(turn.key))

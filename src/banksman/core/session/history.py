@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import BackgroundTask
-from banksman.core.session import account_limits, ask_queue, usage_events
+from banksman.core.session import account_limits, ask_queue, fallback, usage_events
 from banksman.core.session import budget as budgets
 from banksman.core.session import event as kinds
 from banksman.core.session.account_limits import Windows
@@ -30,7 +30,7 @@ from banksman.core.session.idempotency import IdempotencyKey, IdempotencyKeys
 from banksman.core.session.outcome import Kind, tasks_of
 from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import Mode, ProcessState, Session
+from banksman.core.session.state import AgentState, Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
 from banksman.core.session.usage import NO_USAGE, Meter, Usage
 from banksman.errors import StoreTooNew
@@ -56,8 +56,11 @@ _OF_SESSION = (
     "used",
     "raised",
     "told",
+    "agent",
+    "agents",
 )
 _OF_PAST = ("questions", "process")
+_Agent = TypeVar("_Agent", Session, AgentState)
 
 
 def replay(events: Iterable[Event], config: Config, after: Session | None = None) -> Session:
@@ -155,20 +158,14 @@ def _fold_session(state: Session, event: Event) -> Session:
         case kinds.SESSION_IMPORTED:
             # An imported session is a copy. Its open and waiting asks are served at the origin, and
             # so is its conversation. The copy forks that conversation.
-            origin = state.conversation or state.fork_of
             left = replace(
                 _with_tasks(state, ()),
                 queue=(),
                 turn=None,
                 own=None,
-                settings=(),
-                conversation=None,
-                fork_of=origin,
-                # The agent may use another account here.
-                limits=(),
-                limited_until=None,
+                agents=tuple((name, _copied(agent)) for name, agent in state.agents),
             )
-            return left if origin is None else replace(left, spent=None, is_adopted=True)
+            return _copied(left)
         case kinds.SESSION_CONVERSATION:
             return replace(state, conversation=event.body["conversation"], is_adopted=False)
         case kinds.SESSION_CONTEXT_LOST:
@@ -179,14 +176,20 @@ def _fold_session(state: Session, event: Event) -> Session:
             return replace(state, settings=kept if value is None else (*kept, (name, value)))
         case kinds.LIMITS_CHANGED:
             body = event.body
-            windows = account_limits.from_json(body["windows"])
-            return replace(state, limits=windows, limited_until=body["limited_until"])
+            told = {
+                "limits": account_limits.from_json(body["windows"]),
+                "limited_until": body["limited_until"],
+            }
+            other = body.get("agent")
+            return replace(state, **told) if other is None else fallback.noted(state, other, **told)
+        case kinds.SESSION_FELL_BACK:
+            return fallback.switched(state, event.body["from"], event.body["to"])
         case kinds.BUDGET_WARNING | kinds.BUDGET_EXCEEDED:
             body = event.body
             if body["scope"] != "session":
                 return state
-            told = (event.kind, body["unit"], body["cap"])
-            return replace(state, told=budgets.with_told(state.told, told))
+            cap = (event.kind, body["unit"], body["cap"])
+            return replace(state, told=budgets.with_told(state.told, cap))
         case kinds.BUDGET_RAISED:
             return replace(state, raised=msgspec.convert(event.body, RaisedBudget))
         case kinds.SESSION_CLOSED:
@@ -196,6 +199,21 @@ def _fold_session(state: Session, event: Event) -> Session:
             return _with_tasks(state, ())
         case _:
             return state
+
+
+def _copied(state: _Agent) -> _Agent:
+    """Return the state of an agent in an imported copy, which forks the conversation."""
+    origin = state.conversation or state.fork_of
+    left = replace(
+        state,
+        settings=(),
+        conversation=None,
+        fork_of=origin,
+        # The agent may use another account here.
+        limits=(),
+        limited_until=None,
+    )
+    return left if origin is None else replace(left, spent=None, is_adopted=True)
 
 
 def _open(state: Session, body: dict[str, Any]) -> Session:
@@ -281,7 +299,9 @@ def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
 def _again(turn: Turn, event: Event) -> Turn:
     """Return a requeued turn. Only a limit of the account is a logged reason."""
     waits = turn.limit_waits + (event.body.get("reason") == "limit")
-    return replace(turn, attempt=event.body["attempt"], limit_waits=waits)
+    # The agent that got the prompt, if the session has several.
+    agent = event.body.get("agent") or turn.agent
+    return replace(turn, attempt=event.body["attempt"], limit_waits=waits, agent=agent)
 
 
 def _limited_by(state: Session, event: Event) -> Session:
@@ -521,6 +541,8 @@ class _Saved(
     used: Usage = NO_USAGE
     raised: RaisedBudget | None = None
     told: Told = ()
+    agent: str | None = None
+    agents: tuple[tuple[str, AgentState], ...] = ()
 
 
 class _Form(msgspec.Struct, frozen=True):
@@ -572,7 +594,7 @@ def _decode(data: bytes, config: Config) -> SessionHistory:
         raise StoreTooNew(message, hint="use the newer version of Banksman that wrote it")
     saved = _decoder.decode(data)
     session = Session(
-        config=config,
+        config=fallback.config_of(config, saved.agent),
         head=saved.head,
         committed=saved.head,
         queue=saved.queue,

@@ -8,11 +8,12 @@
 - `retry_of` decides whether a turn that failed by a limit is asked again. It is not if a tool ran,
   if a background task runs, or if the end of the limit is unknown.
 - `on_account` takes over a limit that another session of the same account met.
+- A session with fall-backs waits only while none of its agents can serve: see fallback.py.
 """
 
 from __future__ import annotations
 
-from banksman.core.session import provider_limits
+from banksman.core.session import fallback, provider_limits
 from banksman.core.session.effects import CallOnLimit, ReportLimit, StartTimer, WaitUntil
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import Kind, Outcome
@@ -36,7 +37,11 @@ def look(work: Transition) -> None:
     wait, until = state.limit_wait, state.limited_until
     if state.config.on_limit == "fail":
         _end(work)
-    elif until is None or until in (work.state.limit_passed, work.state.limit_failed):
+    elif (
+        until is None
+        or until in (work.state.limit_passed, work.state.limit_failed)
+        or fallback.has_other(state)
+    ):
         # A delay that the provider named is no known limit of the account. Its timer ends it.
         if wait is not None and wait.until is not None:
             _end(work)
@@ -59,7 +64,7 @@ def _begin(work: Transition, wait: LimitWait) -> None:
     work.set(limit_wait=wait)
     subject = (Timer.LIMIT, wait.key)
     if wait.until is not None:
-        work.do(WaitUntil(wait.until, subject))
+        work.do(WaitUntil(wait.until, subject, work.state.config.agent))
     else:
         assert wait.retry_after is not None
         work.do(StartTimer(work.at + wait.retry_after, subject))
@@ -108,14 +113,23 @@ def error_of(wait: LimitWait) -> AgentError:
 
 
 # -- limits that the agent or another session reports --------------------------------------------
-def on_account(work: Transition, until: float | None) -> None:
+def on_account(work: Transition, until: float | None, agent: str) -> None:
     """Record the limit that another session of the account has met, or that it has ended.
 
-    A session that does not wait learns of a limit only from its own agent.
+    A session that neither waits nor falls back learns of a limit only from its own agent.
     """
-    if work.state.config.on_limit != "fail" and until != work.state.limited_until:
+    state = work.state
+    serving = fallback.current(state)
+    known = fallback.state_of(state, agent or serving)
+    is_for_us = state.config.on_limit != "fail" or fallback.owner(state) is not None
+    if not is_for_us or until == known.limited_until:
+        return
+    other = agent if agent not in ("", serving) else None
+    if other is None:
         work.set(limited_until=until)
-        provider_limits.log_limits(work, by="account")
+    else:
+        work.state = fallback.noted(state, other, limited_until=until)
+    provider_limits.log_limits(work, known.limits, until, by="account", agent=other)
 
 
 def on_outcome(work: Transition, outcome: Outcome) -> None:
@@ -128,13 +142,13 @@ def on_outcome(work: Transition, outcome: Outcome) -> None:
     if told is not None:
         # The provider may name a time that has passed. That is a new wait, which ends immediately.
         work.set(limit_passed=None)
-        work.do(ReportLimit(told))
+        work.do(ReportLimit(told, work.state.config.agent))
     elif (
         outcome.kind is Kind.DONE
         and work.state.limited_until is not None
         and work.state.limit_wait is None
     ):
-        work.do(ReportLimit(None))
+        work.do(ReportLimit(None, work.state.config.agent))
 
 
 # -- turns that met a limit ----------------------------------------------------------------------

@@ -14,6 +14,7 @@ from banksman.core.process_facts import Exited, ProcessGone, Started
 from banksman.core.session import (
     agent_output,
     asks,
+    fallback,
     grants,
     idle_process,
     questions,
@@ -150,6 +151,8 @@ def lost(work: Transition, error: BanksmanError, *, has_forgotten: bool = False)
     work.cancel_timer(Timer.SWEEP, str(process.number))
     idle_process.drop_saving(work)
     work.set(process=ProcessState(number=process.number))
+    if state.mode is Mode.OPEN and fallback.notice_missing(work, error):
+        return  # Another agent serves the ask that needed the process.
     # A process that completed a turn, or that the session stopped without an error, has not
     # crashed.
     is_crash = not process.has_served and (

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from banksman.core.dialects.meaning import LimitsReported, ProviderFailure, Retrying, TurnOver
 from banksman.core.session import account_limits, watchdogs
 from banksman.core.session import event as kinds
+from banksman.core.session.account_limits import Windows
 from banksman.core.session.effects import ReportLimit
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import PendingRetry
@@ -71,14 +72,24 @@ def on_limits(work: Transition, told: LimitsReported) -> None:
         # of a turn, or another session of the account.
         if until != account_limits.limited_until(known):
             work.set(limited_until=until)
-            work.do(ReportLimit(until))
-        log_limits(work)
+            work.do(ReportLimit(until, work.state.config.agent))
+        log_limits(work, windows, work.state.limited_until)
 
 
-def log_limits(work: Transition, *, by: str = "agent") -> None:
-    """Log the known usage windows. `by`: their source, the agent or another session ("account")."""
-    windows, until = account_limits.as_json(work.state.limits), work.state.limited_until
-    work.log(None, kinds.LIMITS_CHANGED, windows=windows, limited_until=until, by=by)
+def log_limits(
+    work: Transition,
+    windows: Windows,
+    until: float | None,
+    *,
+    by: str = "agent",
+    agent: str | None = None,
+) -> None:
+    """Log the known usage windows. `by`: their source, the agent or another session ("account").
+
+    `agent`: the agent of the account, if another one serves the session now.
+    """
+    told = account_limits.as_json(windows)
+    work.log(None, kinds.LIMITS_CHANGED, windows=told, limited_until=until, by=by, agent=agent)
 
 
 def error_of(work: Transition, boundary: TurnOver, turn: str) -> AgentError:

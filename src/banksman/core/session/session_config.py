@@ -1,4 +1,7 @@
-"""Session configuration: timeouts, limits, rules and agent setup. Only a reopen changes it."""
+"""Session configuration: timeouts, limits, rules and agent setup.
+
+Only a reopen and a change to another agent of the session (`fallback.py`) change it.
+"""
 
 from __future__ import annotations
 
@@ -75,3 +78,9 @@ class Config(Struct, frozen=True, kw_only=True):
     budget: Budget | None = None
     on_budget: str = "queue"
     shares_budget: bool = False
+    # The agent that this configuration is of, and what it supports; None: everything.
+    agent: str = ""
+    capabilities: frozenset[str] | None = None
+    # The configurations of all agents of the session in order of preference, this one included.
+    # Theirs are empty here. Empty: the session has one agent. See fallback.py.
+    roster: tuple[Config, ...] = ()

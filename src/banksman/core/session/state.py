@@ -188,6 +188,34 @@ class KeptQuestion(Struct, frozen=True):
     decision: Decision | None = None
 
 
+class AgentState(Struct, frozen=True, kw_only=True):
+    """The state of one agent of a session while another one serves it. Names as in `Session`."""
+
+    conversation: str | None = None
+    fork_of: str | None = None
+    is_adopted: bool = False
+    spent: float | None = 0.0
+    overflows: int = 0
+    settings: tuple[tuple[str, str], ...] = ()
+    limits: Windows = ()
+    limited_until: float | None = None
+    resume_failures: int = 0
+    crashes: int = 0
+
+
+class AgentLimit(Struct, frozen=True):
+    """A limit of an agent whose end a timer waits for. `is_over`: the limit has ended."""
+
+    agent: str
+    until: float
+    is_over: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name of this wait in timers."""
+        return f"{self.agent} {self.until!r}"
+
+
 class Store(enum.Enum):
     """State of the session's log."""
 
@@ -329,6 +357,13 @@ class Session(Struct, frozen=True, kw_only=True):
     is_budget_answered: bool = False
     # When the working time is to be compared with its cap.
     budget_due: float | None = None
+    # The agent that serves the session; None: the first one, which was never left. And the state of
+    # the other agents that have served it. See fallback.py.
+    agent: str | None = None
+    agents: tuple[tuple[str, AgentState], ...] = ()
+    # Agents whose program was not found, and limits of agents that a timer waits for.
+    missing: tuple[str, ...] = ()
+    agent_limits: tuple[AgentLimit, ...] = ()
 
     @property
     def speaking(self) -> Turn | None:

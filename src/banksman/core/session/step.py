@@ -189,8 +189,8 @@ def _from_caller(work: Transition, fact: CallerFact) -> None:
             idle_process.evict(work, "evicted")
         case DrainAsked() | CloseAsked() | LeaveAsked():
             _shut_down(work, fact)
-        case AccountLimited(until=until):
-            limit_wait.on_account(work, until)
+        case AccountLimited(until=until, agent=agent):
+            limit_wait.on_account(work, until, agent)
         case LimitDecided():
             asks.decide_limit(work, fact)
         case _:

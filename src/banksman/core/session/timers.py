@@ -13,6 +13,7 @@ from banksman.core.session import (
     asks,
     budget_gate,
     durability,
+    fallback,
     idle_process,
     limit_wait,
     questions,
@@ -63,8 +64,9 @@ def fire(work: Transition, timer: Timer, subject: str) -> None:
             # A session that has left keeps its queue for the next owner, which has this timer too.
             if state.mode not in OVER:
                 asks.expire(work, subject)
-        case Timer.LIMIT:
-            limit_wait.expire(work, subject)
+        case Timer.LIMIT | Timer.FALLBACK:
+            on_end = limit_wait.expire if timer is Timer.LIMIT else fallback.on_reset
+            on_end(work, subject)
         case Timer.BUDGET:
             budget_gate.on_timer(work)
 

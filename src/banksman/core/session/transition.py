@@ -169,7 +169,7 @@ class Transition:
         )
         # The start timer begins with `Started`, because the process may wait for a place in the
         # pool.
-        self.do(StartProcess(number, conversation, forks, state.settings))
+        self.do(StartProcess(number, conversation, forks, state.settings, agent=state.config.agent))
 
     def stop_process(self, error: BanksmanError | None = None) -> None:
         """Stop the process by the ladder.

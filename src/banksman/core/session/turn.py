@@ -183,6 +183,9 @@ class Turn(Struct, frozen=True, kw_only=True):
     retry: PendingRetry | None = None
     # How often it was requeued because the account was limited.
     limit_waits: int = 0
+    # The agent that got an earlier attempt of the prompt, if the session has several: its tools may
+    # have run, so no other agent gets the prompt.
+    agent: str | None = None
 
     @property
     def key(self) -> str:
@@ -258,6 +261,7 @@ class Turn(Struct, frozen=True, kw_only=True):
             unwanted=self.unwanted,
             restarts=self.restarts,
             limit_waits=self.limit_waits,
+            agent=self.agent,
         )
 
 

@@ -17,6 +17,7 @@ from banksman.core.dialects.meaning import Replied, TurnOver
 from banksman.core.session import (
     account_limits,
     ask_queue,
+    fallback,
     limit_wait,
     provider_limits,
     questions,
@@ -270,9 +271,9 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
         _requeue_for_limit(work, turn, steered, outcome, wait)
     elif is_preempted:
         _end_asks(work, turn, steered, outcome, by)
-        again = turn.requeued()
+        again = replace(turn.requeued(), agent=fallback.owner(state))
         counted = _counted(turn, outcome.used)
-        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted)
+        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted, agent=again.agent)
         _add(work, counted)
         work.set(queue=ask_queue.requeue(work.state.queue, again))
     else:

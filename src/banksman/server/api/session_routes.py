@@ -24,6 +24,7 @@ from banksman.server.api.messages.session_messages import SESSIONS_MAX
 from banksman.server.api.request_replay import session_id
 from banksman.server.api.route import HttpAnswer, OwnerFallback, Result, Route, RouteCall
 from banksman.server.context import Context
+from banksman.server.http.start_policy import StartPolicy
 from banksman.sessions import known_agents
 from banksman.sessions import session as sessions
 from banksman.sessions.status import Status
@@ -141,7 +142,14 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
         labels=body.labels,
         id=id,
         on_limit=body.on_limit,
+        fallback=[_checked_fallback(policy, name) for name in body.fallback],
     )
+
+
+def _checked_fallback(policy: StartPolicy, name: str) -> str:
+    """Return the name of a fall-back, if the settings allow the command of its profile."""
+    policy.agent(None, known_agents.load(name).own_command())
+    return name
 
 
 async def list_sessions(call: RouteCall) -> HttpAnswer:
@@ -289,6 +297,10 @@ def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -
         ],
         limited_until=status.limited_until,
         waits_for_limit=status.waits_for_limit,
+        fallback=[
+            messages.SessionAgent(each.name, each.limited_until, each.is_missing)
+            for each in status.fallback
+        ],
     )
 
 

@@ -55,3 +55,18 @@ test("retries and limits have a note, and a limit that ends has none", () => {
   assert.equal(limited.text, `The agent's account is limited until ${dayTime(UNTIL)}.`);
   assert.equal(noteOf({ kind: "limits.changed", body: { windows: [], limited_until: null } }), null);
 });
+
+test("a fall-back has a note, and the account names the agents of the session", () => {
+  const body = { from: "claude", to: "codex", why: "limited", limited_until: UNTIL };
+  const note = noteOf({ kind: "session.fell_back", body });
+  assert.equal(note.text, `codex serves the next turns, and not claude (limited until ${dayTime(UNTIL)}).`);
+  const fallback = [
+    { name: "claude", limited_until: UNTIL, missing: false },
+    { name: "codex", limited_until: null, missing: false },
+    { name: "gemini", limited_until: null, missing: true },
+  ];
+  const why = { id: "s", agent: "codex", phase: "idle", queue: [] };
+  const told = Object.fromEntries(accountOf({ ...why, fallback }, 0, NOW));
+  assert.equal(told.agents[0].startsWith("claude, limited until "), true);
+  assert.deepEqual(told.agents.slice(1), ["codex, serves the session", "gemini, not installed"]);
+});

@@ -610,6 +610,7 @@ test("unknown kinds and malformed bodies have no effect", () => {
     "clock.warning",
     "provider.retrying",
     "limits.changed",
+    "session.fell_back",
   ]) {
     for (const body of bodies)
       check(

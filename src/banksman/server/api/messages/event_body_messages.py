@@ -115,6 +115,7 @@ class TurnRequeuedBody(Struct, omit_defaults=True):
         caller: The caller under which it is counted.
         reason: `limit` if a limit of the account failed the turn before a tool ran.
         limited_until: When that limit ends, in seconds since 1970; null if it is unknown.
+        agent: The agent that got the prompt, if the session has several. No other one gets it.
     """
 
     attempt: int
@@ -122,6 +123,7 @@ class TurnRequeuedBody(Struct, omit_defaults=True):
     caller: str | None = None
     reason: str | None = None
     limited_until: float | None = None
+    agent: str | None = None
 
 
 class TurnEndedBody(Struct, omit_defaults=True):
@@ -292,8 +294,10 @@ class LimitsChangedBody(Struct):
         limited_until: When the account's limit ends, in seconds since 1970; null if it is not
             limited.
         by: `agent`, or `account` if another session of the account met the limit.
+        agent: The agent of the account, if another agent of the session serves it now.
     """
 
     windows: list[LimitWindow]
     limited_until: float | None
     by: str = "agent"
+    agent: str | None = None

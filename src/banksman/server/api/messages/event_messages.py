@@ -156,6 +156,7 @@ BODIES: dict[str, type[Struct]] = {
     "usage.reported": bodies.UsageReportedBody,
     "provider.retrying": bodies.ProviderRetryingBody,
     "limits.changed": bodies.LimitsChangedBody,
+    "session.fell_back": lifecycle.SessionFellBackBody,
 }
 
 

@@ -136,6 +136,7 @@ class SessionOpenedBody(Struct, omit_defaults=True):
         resume: Id of the agent's conversation that the session continues.
         fork: Whether the session continues a copy of that conversation.
         labels: Labels that a host must have to run it.
+        fallback: Other agents that may serve it, in order of preference.
     """
 
     agent: str
@@ -144,6 +145,7 @@ class SessionOpenedBody(Struct, omit_defaults=True):
     resume: str | None
     fork: bool
     labels: list[str] | None = None
+    fallback: list[str] | None = None
 
 
 class SessionClosedBody(Struct):
@@ -244,3 +246,23 @@ class SessionLeftBody(Struct):
     """
 
     queued: list[str]
+
+
+class SessionFellBackBody(Struct, rename={"before": "from"}):
+    """Another agent of the session serves its next turns.
+
+    Attributes:
+        before: The agent that served it until now.
+        to: The agent that serves it from now on.
+        why: `limited` or `missing`: the agent that served it cannot. `available again`: an agent of
+            higher preference can. `required`: only this agent can serve the next ask. `removed`:
+            the session was opened again without the other one. `return`: the store works again,
+            and earlier events about the agents may be lost.
+        limited_until: When the limit of the former agent ends, in seconds since 1970; null if it is
+            not known to be limited.
+    """
+
+    before: str
+    to: str
+    why: str
+    limited_until: float | None

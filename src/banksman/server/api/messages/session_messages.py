@@ -51,6 +51,8 @@ class OpenSession(Body):
             matches any ending.
         labels: Labels that a host must have to run this session.
         on_limit: What asks do while the agent's account is limited; `fail` if it is left out.
+        fallback: Names of other agents. Each serves asks while the agents before it are limited or
+            not installed.
     """
 
     # msgspec creates a new list for each instance: these defaults are not shared.
@@ -71,6 +73,7 @@ class OpenSession(Body):
     rules: Rules | None = None
     labels: Annotated[list[Word], Meta(max_length=32)] = []  # noqa: RUF012
     on_limit: OnLimit | None = None
+    fallback: Annotated[list[Word], Meta(max_length=8)] = []  # noqa: RUF012
 
 
 class ChangeSession(Body):
@@ -137,13 +140,28 @@ class LimitWindow(Struct):
     exhausted: bool
 
 
+class SessionAgent(Struct):
+    """An agent of a session with fall-backs.
+
+    Attributes:
+        name: Name of the agent.
+        limited_until: When the limit of its account ends, in seconds since 1970; null if it is not
+            limited.
+        missing: Whether its program was not found.
+    """
+
+    name: str
+    limited_until: float | None
+    missing: bool
+
+
 class Session(Struct, kw_only=True):
     """The present state of a session.
 
     Attributes:
         id: Id of the session, never reused.
         name: Name of the session.
-        agent: Name of its agent.
+        agent: Name of its agent; after a fall-back, of the agent that serves it now.
         phase: Activity of the session, in detail.
         state: Activity of the session, in one word.
         created: When the session was created, in seconds since 1970.
@@ -162,6 +180,8 @@ class Session(Struct, kw_only=True):
         limited_until: When the account's limit ends, in seconds since 1970; null if it is not
             limited.
         waits_for_limit: Whether the waiting asks wait until the limit has ended.
+        fallback: Agents of the session in order of preference, the first one included; empty if it
+            has only one, or if another host owns it.
     """
 
     id: str
@@ -184,6 +204,7 @@ class Session(Struct, kw_only=True):
     limits: list[LimitWindow] = []
     limited_until: float | None = None
     waits_for_limit: bool = False
+    fallback: list[SessionAgent] = []
 
 
 class Sessions(Struct):

@@ -119,6 +119,11 @@ const WORDS = new Map(
       until
         ? { icon: "clock", tone: "warn", text: `The agent's account is limited until ${dayTime(until)}.` }
         : null,
+    "session.fell_back": ({ from, to, why, limited_until: until }) => ({
+      icon: "process",
+      tone: "warn",
+      text: `${to} serves the next turns, and not ${from} (${words(why)}${until ? ` until ${dayTime(until)}` : ""}).`,
+    }),
   }),
 );
 

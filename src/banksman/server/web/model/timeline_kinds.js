@@ -274,6 +274,9 @@ export const TOLD = {
   "limits.changed": (line, event, body, now) => {
     if (body.limited_until) line.mark(event, now, "limited", "the agent's account is limited", { lane: "all" });
   },
+  "session.fell_back": (line, event, body, now) => {
+    line.mark(event, now, "limited", `${textOf(body.to)} serves, and not ${textOf(body.from)}`, { lane: "all" });
+  },
 };
 
 const MARK_OF = { preempt: "preempt", interrupt: "interrupt", clock: "clock", close: "close", replace: "replace" };

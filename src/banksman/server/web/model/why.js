@@ -40,6 +40,7 @@ export function accountOf(why, elapsed = 0, now = Date.now() / 1000) {
     ["owner", why.owner ? [`process ${why.owner.pid} ${why.owner.address ? `at ${why.owner.address}` : "on this machine"}`] : []],
     ["host", why.host ? [why.host] : []],
     ["holder", holderLines(why)],
+    ["agents", (why.fallback ?? []).map((each) => agentLine(each, why.agent, now))],
     ["retry", why.retry ? [`${retryText(why.retry, elapsed)}: ${asLine(why.retry.cause, 120)}`] : []],
     ["limits", [limitText(why, now), ...(why.limits ?? []).map(windowText)].filter(Boolean)],
     ["queue", queueLines(why, elapsed)],
@@ -61,6 +62,12 @@ export function accountText(why, elapsed = 0) {
     said.forEach((line, index) => lines.push(`${(index ? "" : name).padEnd(10)}${line.replace(/\s+$/u, "")}`));
   }
   return lines.join("\n");
+}
+
+function agentLine(agent, serving, now) {
+  const limited = limitText({ limited_until: agent.limited_until, queue: [] }, now);
+  const facts = [agent.name === serving ? "serves the session" : "", limited, agent.missing ? "not installed" : ""];
+  return [agent.name, ...facts.filter(Boolean)].join(", ");
 }
 
 function holderLines(why) {
