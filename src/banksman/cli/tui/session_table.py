@@ -78,14 +78,14 @@ def limit_in_words(session: Shown, now: float) -> str | None:
 
     A server of an older release does not send the field.
     """
-    until = session.get("limited_until")
-    known = f" until {_clock_time(until, now)}" if until is not None and until > now else ""
+    until: float = session.get("limited_until") or 0.0
     # The asks wait a little longer than the limit, or for a delay that the provider named.
-    if not known and not session.get("waits_for_limit"):
+    if until <= now and not session.get("waits_for_limit"):
         return None
     waiting = len(session["queue"])
     asks = f", {waiting} ask{'' if waiting == 1 else 's'} wait{'s' * (waiting == 1)}"
-    return f"limited{known}{asks if waiting else ''}"
+    end = f" until {_clock_time(until, now)}" if until > now else ""
+    return f"limited{end}{asks if waiting else ''}"
 
 
 def _clock_time(at: float, now: float) -> str:
