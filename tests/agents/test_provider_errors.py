@@ -164,10 +164,10 @@ def test_asks_wait_for_the_reset_of_the_account(provider: Provider) -> None:
 
     async def body(session: Session) -> None:
         first = await session.ask("@@limit 5 1\n@@next\n@@text first")
-        async for event in session.follow():
-            if event.kind == kinds.TURN_REQUEUED:
-                break
-        before, until = calls(), event.body["limited_until"]
+        requeued = (event async for event in session.follow() if event.kind == kinds.TURN_REQUEUED)
+        until = (await anext(requeued)).body["limited_until"]
+        await requeued.aclose()
+        before = calls()
         assert before >= 1
         second = await session.ask("@@text second")
         await asyncio.sleep(until - time.time())

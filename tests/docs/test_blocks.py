@@ -112,7 +112,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/provider-errors.md", "session ="): python(
         is_inside_host=True,
         after='print((await (await session.ask("hello")).outcome()).text)',
-        prints="you said: hello\n",
+        prints="hello\n",
     ),
     ("docs/how-to/provider-errors.md", "nightly ="): python(
         is_inside_host=True,

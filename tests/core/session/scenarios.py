@@ -208,7 +208,7 @@ QUICK = frozenset(
     (
         *("a hold, closed", "a leave, steered and merged", "a question that nobody answers", "an exit"),
         *("an own turn and a log that fails", "late facts", "three asks", "who interrupts and who is refused"),
-        *("usage", "usage of collected asks"),
+        *("usage", "usage of collected asks", "a wait of an idle process"),
     )
 )
 assert SCENARIOS.keys() > QUICK

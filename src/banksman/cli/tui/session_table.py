@@ -78,15 +78,14 @@ def limit_in_words(session: Shown, now: float) -> str | None:
 
     A server of an older release does not send the field.
     """
-    until = session.get("limited_until")
-    is_known = until is not None and until > now
+    until: float = session.get("limited_until") or 0.0
     # The asks wait a little longer than the limit, or for a delay that the provider named.
-    if not is_known and not session.get("waits_for_limit"):
+    if until <= now and not session.get("waits_for_limit"):
         return None
     waiting = len(session["queue"])
     asks = f", {waiting} ask{'' if waiting == 1 else 's'} wait{'s' * (waiting == 1)}"
-    time = f" until {_clock_time(until, now)}" if is_known else ""
-    return f"limited{time}{asks if waiting else ''}"
+    end = f" until {_clock_time(until, now)}" if until > now else ""
+    return f"limited{end}{asks if waiting else ''}"
 
 
 def _clock_time(at: float, now: float) -> str:

@@ -84,7 +84,8 @@ def expire(work: Transition, key: str) -> None:
     """End a wait whose time has come. A timer of an earlier wait has another key."""
     wait = work.state.limit_wait
     if wait is not None and wait.key == key:
-        work.set(limit_wait=None, limit_passed=wait.until)
+        passed = work.state.limit_passed if wait.until is None else wait.until
+        work.set(limit_wait=None, limit_passed=passed)
 
 
 def give_up(work: Transition, key: str) -> LimitWait | None:
@@ -96,7 +97,8 @@ def give_up(work: Transition, key: str) -> LimitWait | None:
     if wait is None or wait.key != key or not work.is_open:
         return None
     _end(work)
-    work.set(limit_failed=wait.until)
+    if wait.until is not None:
+        work.set(limit_failed=wait.until)
     return wait
 
 
