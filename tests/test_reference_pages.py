@@ -40,7 +40,7 @@ def test_events_page_has_every_kind_with_its_members() -> None:
     # The heading of a kind is its name in backticks.
     found = {section.splitlines()[0].strip("`"): names(section, "member") for section in sections}
     assert len(found) == len(sections), "a kind has two sections"
-    assert found == {kind: [field.name for field in fields(body)] for kind, body in BODIES.items()}
+    assert found == {kind: [field.encode_name for field in fields(body)] for kind, body in BODIES.items()}
 
 
 def test_configuration_page_has_every_key_with_variable_and_default() -> None:

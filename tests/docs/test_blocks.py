@@ -114,6 +114,11 @@ HANDLERS: dict[tuple[str, str], Handler] = {
         after='print((await (await session.ask("hello")).outcome()).text)',
         prints="hello\n",
     ),
+    ("docs/how-to/provider-errors.md", "nightly ="): python(
+        is_inside_host=True,
+        after='print((await (await nightly.ask("hello")).outcome()).text)',
+        prints="you said: hello\n",
+    ),
     ("docs/how-to/provider-errors.md", "async def on_limit"): python(
         is_inside_host=True,
         before="import time",

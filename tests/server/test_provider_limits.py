@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.server.kit import SECONDS_MAX, TOKEN, Served, shared
 
-from banksman.testing import fake_agent
+from banksman.testing import fake_agent, fake_codex
 
 pytestmark = pytest.mark.thorough
 
@@ -137,3 +138,34 @@ def test_flag_on_limit_opens_a_session_that_waits(served: Served) -> None:
     session = cli(served, "open", "claude", "--on-limit", "wait", "--", *fake_agent.command({})).strip()
     opened = served.get(f"/v1/sessions/{session}/events")["events"][0]
     assert opened["body"]["options"]["on_limit"] == "wait"
+
+
+def test_fallback_is_shown_everywhere(tmp_path: Path) -> None:
+    agents = tmp_path / "served" / "config" / "banksman" / "agents"
+    agents.mkdir(parents=True)
+    codex = json.dumps(fake_codex.command())
+    (agents / "codex.toml").write_text(f'extends = "codex"\ncommand = {codex}\n')
+    until = int(time.time()) + 7200
+    with shared(tmp_path / "served") as served:
+        session = served.open(name="falls", fallback=["codex"])
+        assert served.outcome(session, served.ask(session, limit(until)))["kind"] == "failed"
+        assert served.outcome(session, served.ask(session, "hello"))["text"] == "you said: hello"
+        shown = served.get(f"/v1/sessions/{session}")
+        assert (shown["agent"], shown["limited_until"]) == ("codex", None)
+        assert shown["fallback"] == [
+            {"name": "claude", "limited_until": until, "missing": False},
+            {"name": "codex", "limited_until": None, "missing": False},
+        ]
+        events = served.get(f"/v1/sessions/{session}/events?frames=0")["events"]
+        (change,) = [event["body"] for event in events if event["kind"] == "session.fell_back"]
+        assert change == {"from": "claude", "to": "codex", "why": "limited", "limited_until": until}
+        assert "codex" in cli(served, "ps")
+        why = cli(served, "why", "falls")
+        assert f"claude, limited until {time.strftime('%Y-%m-%d %H:%M', time.localtime(until))}" in why
+        assert "codex, serves the session" in why
+        assert "session.fell_back  from=claude to=codex" in cli(served, "log", "falls")
+        refused = served.request("POST", "/v1/sessions", {"agent": "claude", "fallback": ["claude"]})
+        assert refused.status == 422
+        command = fake_agent.command(())
+        id = cli(served, "open", "claude", "--fallback", "codex", "--name", "other", "--", *command).strip()
+        assert [each["name"] for each in served.get(f"/v1/sessions/{id}")["fallback"]] == ["claude", "codex"]

@@ -252,7 +252,7 @@ class SessionFellBackBody(Struct, rename={"before": "from"}):
     """Another agent of the session serves its next turns.
 
     Attributes:
-        before: The agent that served it until now.
+        from: The agent that served it until now.
         to: The agent that serves it from now on.
         why: `limited` or `missing`: the agent that served it cannot. `available again`: an agent of
             higher preference can. `required`: only this agent can serve the next ask. `removed`:
