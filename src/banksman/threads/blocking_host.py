@@ -14,6 +14,7 @@ from typing import Any, Unpack, overload
 
 from banksman.commands.registry import StartOptions, explicit
 from banksman.commands.result import Finished
+from banksman.core.session.budget import Budget, OnBudget
 from banksman.host import Host as AsyncHost
 from banksman.process.launch import Argv
 from banksman.sessions.questions import OnQuestion
@@ -45,6 +46,8 @@ class Host(BlockingHost):
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
         user_helper: Sequence[str] | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
+        caller_budgets: Mapping[str, Budget | Mapping[str, float]] | None = None,
     ) -> None:
         super().__init__(
             AsyncHost(
@@ -57,6 +60,8 @@ class Host(BlockingHost):
                 finished_max=finished_max,
                 finished_seconds_max=finished_seconds_max,
                 user_helper=user_helper,
+                budget=budget,
+                caller_budgets=caller_budgets,
             )
         )
 
@@ -109,6 +114,8 @@ class Host(BlockingHost):
         rules: Mapping[str, str] | None = None,
         labels: Sequence[str] = (),
         id: str | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
+        on_budget: OnBudget | None = None,
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
@@ -138,6 +145,12 @@ class Host(BlockingHost):
 
         `id`: the id of a new session, for a caller that must find the session again even if this
         call's result is lost. `UsageError` if the store already has a session with that id.
+
+        `budget`: caps on what the session may use over its whole life: `tokens`, `usd` (the agent's
+        own estimate), `working_seconds`, `turns`. `on_budget`: what happens at a cap. "queue" (the
+        default): the turn finishes, and no other is sent. "stop": the turn is interrupted too.
+        "ask": a question asks to raise the budget, finish the turn, or stop it. See
+        docs/how-to/budgets.md.
         """
         return Session(
             self._bridge,
@@ -163,6 +176,8 @@ class Host(BlockingHost):
                     rules=rules,
                     labels=labels,
                     id=id,
+                    budget=budget,
+                    on_budget=on_budget,
                 ),
                 undo=close_unused,
             ),

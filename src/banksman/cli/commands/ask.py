@@ -16,6 +16,7 @@ from banksman.cli.client.client import segment
 from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import (
     ServerParser,
+    add_budget,
     add_caller,
     add_cwd,
     add_deadline,
@@ -70,6 +71,7 @@ def parser() -> ServerParser:
         help="open the session with this agent first, if it does not exist",
     )
     add_cwd(flags)
+    add_budget(flags)
     return flags
 
 

@@ -7,7 +7,14 @@ import argparse
 from banksman.cli import OK
 from banksman.cli.arguments import split_command
 from banksman.cli.output import as_line, say, say_json
-from banksman.cli.server_command import ServerParser, add_cwd, ask_to_open, client_of, perform
+from banksman.cli.server_command import (
+    ServerParser,
+    add_budget,
+    add_cwd,
+    ask_to_open,
+    client_of,
+    perform,
+)
 
 _DESCRIPTION = """\
 Open a session with an agent, or return the existing session with this name. COMMAND replaces
@@ -17,7 +24,8 @@ the agent's command."""
 def parser() -> ServerParser:
     flags = ServerParser(
         "open",
-        "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [-- COMMAND …]",
+        "AGENT [--name NAME] [--cwd FOLDER] [--label LABEL]… [--budget BUDGET] "
+        "[--on-budget queue|stop|ask] [-- COMMAND …]",
         _DESCRIPTION,
         "banksman open claude --name fix-ci",
     )
@@ -26,6 +34,7 @@ def parser() -> ServerParser:
     )
     flags.add_argument("--name", metavar="NAME", help="name to use instead of the session's id")
     add_cwd(flags)
+    add_budget(flags)
     flags.add_argument(
         "--label",
         action="append",

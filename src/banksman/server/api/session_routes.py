@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
@@ -18,7 +18,7 @@ from banksman import Event
 from banksman.cluster.http import session_placement
 from banksman.cluster.http.owner_proxy import OwnerProxy
 from banksman.errors import NotFound, NotOwner
-from banksman.server.api import turn_routes
+from banksman.server.api import turn_routes, usage_routes
 from banksman.server.api.messages import session_messages as messages
 from banksman.server.api.messages.session_messages import SESSIONS_MAX
 from banksman.server.api.request_replay import session_id
@@ -27,6 +27,9 @@ from banksman.server.context import Context
 from banksman.sessions import known_agents
 from banksman.sessions import session as sessions
 from banksman.sessions.status import Status
+
+if TYPE_CHECKING:
+    from banksman.core.session.budget import OnBudget
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Limit of processes that are shown.
@@ -140,6 +143,8 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
         rules=body.rules,
         labels=body.labels,
         id=id,
+        budget=body.budget,
+        on_budget=cast("OnBudget | None", body.on_budget),
     )
 
 
@@ -287,6 +292,7 @@ def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -
             for each in status.limits
         ],
         limited_until=status.limited_until,
+        budget=[usage_routes.shown_cap(use) for use in status.budget],
     )
 
 

@@ -156,6 +156,9 @@ BODIES: dict[str, type[Struct]] = {
     "usage.reported": bodies.UsageReportedBody,
     "provider.retrying": bodies.ProviderRetryingBody,
     "limits.changed": bodies.LimitsChangedBody,
+    "budget.warning": bodies.BudgetWarningBody,
+    "budget.exceeded": bodies.BudgetExceededBody,
+    "budget.raised": bodies.BudgetRaisedBody,
 }
 
 

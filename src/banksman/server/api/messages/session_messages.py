@@ -9,9 +9,12 @@ from msgspec import Meta, Struct
 
 from banksman.server.api.messages.common_messages import (
     Body,
+    Caps,
+    CapUse,
     ClockName,
     ErrorKindName,
     Objects,
+    OnBudget,
     Query,
     Rules,
     SessionPhase,
@@ -49,6 +52,8 @@ class OpenSession(Body):
         rules: Which tools are allowed, denied or asked about, by name. A `*` at the end of a name
             matches any ending.
         labels: Labels that a host must have to run this session.
+        budget: Caps on what the session may use over its whole life.
+        on_budget: What happens at a cap; null: `queue`.
     """
 
     # msgspec creates a new list for each instance: these defaults are not shared.
@@ -68,6 +73,8 @@ class OpenSession(Body):
     fork: bool = False
     rules: Rules | None = None
     labels: Annotated[list[Word], Meta(max_length=32)] = []  # noqa: RUF012
+    budget: Caps | None = None
+    on_budget: OnBudget | None = None
 
 
 class ChangeSession(Body):
@@ -158,6 +165,7 @@ class Session(Struct, kw_only=True):
         limits: Usage windows of the agent's account, as the agent last reported them.
         limited_until: When the account's limit ends, in seconds since 1970; null if it is not
             limited.
+        budget: Caps of the session and what is used of them, and the shared caps that hold it back.
     """
 
     id: str
@@ -179,6 +187,7 @@ class Session(Struct, kw_only=True):
     host: str | None = None
     limits: list[LimitWindow] = []
     limited_until: float | None = None
+    budget: list[CapUse] = []
 
 
 class Sessions(Struct):
