@@ -96,14 +96,23 @@ def _budget_of(arguments: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     text = getattr(arguments, "budget", None)
     if text is not None:
-        # Loaded only if it is needed: a verb must start quickly.
-        from banksman.core.session.budget import parse_words  # noqa: PLC0415
-
-        budget = parse_words(text, "--budget")
-        found["budget"] = None if budget is None else budget.caps
+        found["budget"] = _caps(text)
     if getattr(arguments, "on_budget", None) is not None:
         found["on_budget"] = arguments.on_budget
     return found
+
+
+def _caps(text: str) -> dict[str, float]:
+    """Parse the caps of --budget. The server checks the units."""
+    caps: dict[str, float] = {}
+    for word in text.split(","):
+        unit, _, number = word.strip().partition("=")
+        try:
+            caps[unit] = float(number)
+        except ValueError as exc:
+            hint = "use UNIT=NUMBER,… such as tokens=100000,turns=50"
+            raise UsageError(f"--budget cannot be {text!r:.60}", hint=hint) from exc
+    return caps
 
 
 def add_caller(parser: Parser) -> None:

@@ -14,12 +14,10 @@ from typing import Any
 
 import msgspec
 
-from banksman import config
+from banksman import Budget, config
 from banksman.cluster.store_address import is_address, parse
-from banksman.core.session import budget as budgets
-from banksman.core.session.budget import Budget
 from banksman.errors import UsageError
-from banksman.sessions import session_spec
+from banksman.sessions import arguments, session_spec
 
 PORT = 4380
 # Longer than any id or name of a session.
@@ -147,14 +145,14 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         callers: dict[str, Budget] = {}
         for entry in self.caller_budgets:
             caller, _, text = entry.rpartition(":")
-            budget = budgets.parse_words(text, f"the budget of {caller or 'a caller'}")
+            budget = arguments.parse_budget(text, f"the budget of {caller or 'a caller'}")
             if not caller or budget is None:
                 hint = "use CALLER:UNIT=NUMBER,…, or *:UNIT=NUMBER,… for any caller"
                 raise UsageError(
                     f"invalid caller budget {entry!r:.60}", hint=hint, setting="caller_budgets"
                 )
             callers[caller] = budget
-        return (None if self.budget is None else budgets.parse_words(self.budget)), callers
+        return (None if self.budget is None else arguments.parse_budget(self.budget)), callers
 
     def _check_membership(self) -> None:
         session_spec.checked(self.labels)

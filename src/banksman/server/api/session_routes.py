@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -27,9 +27,6 @@ from banksman.server.context import Context
 from banksman.sessions import known_agents
 from banksman.sessions import session as sessions
 from banksman.sessions.status import Status
-
-if TYPE_CHECKING:
-    from banksman.core.session.budget import OnBudget
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Limit of processes that are shown.
@@ -144,7 +141,7 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
         labels=body.labels,
         id=id,
         budget=body.budget,
-        on_budget=cast("OnBudget | None", body.on_budget),
+        on_budget=cast(Any, body.on_budget),
     )
 
 
