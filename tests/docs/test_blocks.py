@@ -145,6 +145,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/operator.md", "# prometheus.yml"): scrape,
     ("docs/how-to/operator.md", "umask 077"): shell(setup=["banksman run claude hello"], replace={"/backup/": "~/"}),
     ("docs/how-to/operator.md", "banksman drain"): shell(setup=["banksman serve"], prints="Banksman is at"),
+    ("docs/how-to/budgets.md", "import asyncio"): python(prints="11 of 10 tokens (reached)\n1 of 50 turns \n"),
     ("docs/how-to/usage.md", "banksman run"): shell(prints="CALLER"),
     ("docs/how-to/usage.md", "import asyncio"): python(prints="this turn: 11 tokens\nalice 1 10 0.0001\n"),
     ("docs/how-to/web-ui.md", "pip install"): WEB_UI,

@@ -94,6 +94,46 @@ def _fallback_of(arguments: argparse.Namespace, agent: str) -> list[str]:
     return [name for name in usual if name != agent]
 
 
+def add_budget(parser: Parser) -> None:
+    """Add the flags --budget and --on-budget."""
+    parser.add_argument(
+        "--budget",
+        metavar="BUDGET",
+        help="what the session may use over its whole life: UNIT=NUMBER,… with the units tokens, "
+        "usd (an estimate), working_seconds, turns",
+    )
+    parser.add_argument(
+        "--on-budget",
+        choices=("queue", "stop", "ask"),
+        help="when the budget is used up: finish the turn and send nothing more (queue, the "
+        "default), interrupt the turn, too (stop), or ask a person (ask)",
+    )
+
+
+def _budget_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the members of a request body that --budget and --on-budget set."""
+    found: dict[str, Any] = {}
+    text = getattr(arguments, "budget", None)
+    if text is not None:
+        found["budget"] = _caps(text)
+    if getattr(arguments, "on_budget", None) is not None:
+        found["on_budget"] = arguments.on_budget
+    return found
+
+
+def _caps(text: str) -> dict[str, float]:
+    """Parse the caps of --budget. The server checks the units."""
+    caps: dict[str, float] = {}
+    for word in text.split(","):
+        unit, _, number = word.strip().partition("=")
+        try:
+            caps[unit] = float(number)
+        except ValueError as exc:
+            hint = "use UNIT=NUMBER,… such as tokens=100000,turns=50"
+            raise UsageError(f"--budget cannot be {text!r:.60}", hint=hint) from exc
+    return caps
+
+
 def add_caller(parser: Parser) -> None:
     """Add the flag --caller."""
     parser.add_argument(
@@ -114,7 +154,7 @@ def ask_to_open(
     The request has an idempotency key, so a retry after a lost connection opens no second session.
     `more`: further members of the request body.
     """
-    body: dict[str, Any] = {"agent": agent, **(more or {})}
+    body: dict[str, Any] = {"agent": agent, **_budget_of(arguments), **(more or {})}
     if name is not None:
         body["name"] = name
     if arguments.command:
@@ -324,6 +364,18 @@ def add_running(flags: Parser, *, room: str) -> None:
         dest="labels",
         metavar="LABEL",
         help="property that sessions may require, such as gpu; may be repeated",
+    )
+    add(
+        "--budget",
+        metavar="BUDGET",
+        help="what all sessions may use in a day (UTC), such as tokens=5000000,turns=500",
+    )
+    add(
+        "--caller-budget",
+        action="append",
+        dest="caller_budgets",
+        metavar="CALLER:BUDGET",
+        help="the same for a caller, or for * as any caller; may be repeated",
     )
     add("--room", type=int, metavar="N", help=room)
     add("--config", metavar="PATH", help="TOML file to read instead of the user's")

@@ -254,6 +254,23 @@ _SERVE = (
         is_secret=True,
     ),
     ConfigKey(
+        name="serve.budget",
+        kind=ValueKind.TEXT,
+        what=(
+            "What all sessions may use in a day (UTC): "
+            "caps on tokens, usd (an estimate), working_seconds and turns."
+        ),
+        usual="no limit",
+        example="tokens=5000000,turns=500",
+    ),
+    ConfigKey(
+        name="serve.caller_budgets",
+        kind=ValueKind.WORDS,
+        what="The same for each caller, as CALLER:BUDGET; `*` stands for any other caller.",
+        default=[],
+        example=["alice:tokens=1000000", "*:turns=50"],
+    ),
+    ConfigKey(
         name="serve.name",
         kind=ValueKind.TEXT,
         what="The name of this host among the hosts that share a store (nats://…).",

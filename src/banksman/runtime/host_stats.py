@@ -19,6 +19,7 @@ from banksman.runtime.base_host import Host
 from banksman.sessions.diagnostics import TurnTimes
 
 if TYPE_CHECKING:
+    from banksman.core.session.budget import CapUse
     from banksman.core.session.usage import Usage
     from banksman.sessions.registry import SessionRegistry
     from banksman.store.log import Owner
@@ -52,6 +53,7 @@ class HostStats:
     `phases`: sessions by phase. If `is_listed` is False, the store could not be read, and only
     sessions open on this host are counted. `clocks`: for each name of a running clock, the fewest
     seconds left. `limited_until`: for each agent with a limited account, when its last limit ends.
+    `over_budget`: sessions that a budget holds back. `budgets`: the shared caps of today.
 
     These values only grow:
     - `counters` and `turns`, of sessions (see `CountTotals`).
@@ -80,6 +82,8 @@ class HostStats:
     limited: int = 0
     limited_until: Mapping[str, float] = field(default_factory=dict[str, float])
     waiting_for_limit: int = 0
+    over_budget: int = 0
+    budgets: Sequence[CapUse] = ()
 
 
 def take(host: Host) -> HostStats:
@@ -161,6 +165,8 @@ def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
         limited=sum(status.limited_until is not None for status in here.values()),
         limited_until=limited,
         waiting_for_limit=sum(status.waits_for_limit for status in here.values()),
+        over_budget=sum(any(use.is_reached for use in status.budget) for status in here.values()),
+        budgets=() if sessions.budgets is None else sessions.budgets.uses(),
     )
 
 

@@ -140,6 +140,7 @@ async def serving(
     client requests the shutdown over HTTP.
     """
     policy = StartPolicy(settings)
+    budget, caller_budgets = settings.shared_budgets()
     # Answers come from HTTP clients, and those see the open questions. The log must not warn that a
     # question waits for an answer.
     logging.getLogger("banksman.questions").setLevel(logging.ERROR)
@@ -150,6 +151,8 @@ async def serving(
         address=address,
         permit=policy.reopen,
         user_helper=settings.user_helper,
+        budget=budget,
+        caller_budgets=caller_budgets,
     ) as host:
         context = context_of(host, settings, drain, policy)
         context.url = "" if port == 0 else address

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from banksman import config
+from banksman import Budget, config
 from banksman.cluster.store_address import is_address, parse
 from banksman.errors import UsageError
-from banksman.sessions import session_spec
+from banksman.sessions import arguments, session_spec
 
 PORT = 4380
 # Longer than any id or name of a session.
@@ -60,6 +60,9 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     user_helper: list[str] | None = None
     processes_max: int | None = None
     secrets: list[str] = []
+    # Budgets per day: of all sessions, and of callers, each as CALLER:BUDGET.
+    budget: str | None = None
+    caller_budgets: list[str] = []
 
     # For a shared store (nats://…). `name`: name of this host; None takes the machine's name.
     # `labels`: what this host offers to sessions that need it. `room`: how many sessions it takes;
@@ -120,6 +123,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                     hint="use a name or an address, without a port",
                     setting="hosts",
                 )
+        self.shared_budgets()
         self._check_membership()
         if not self.allow_remote and not is_loopback(self.bind):
             hint = (
@@ -135,6 +139,20 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 " and every client with the token can start any program here",
                 hint=hint,
             )
+
+    def shared_budgets(self) -> tuple[Budget | None, dict[str, Budget]]:
+        """Return the budgets of the host and of callers. Raises `UsageError`."""
+        callers: dict[str, Budget] = {}
+        for entry in self.caller_budgets:
+            caller, _, text = entry.rpartition(":")
+            budget = arguments.parse_budget(text, f"the budget of {caller or 'a caller'}")
+            if not caller or budget is None:
+                hint = "use CALLER:UNIT=NUMBER,…, or *:UNIT=NUMBER,… for any caller"
+                raise UsageError(
+                    f"invalid caller budget {entry!r:.60}", hint=hint, setting="caller_budgets"
+                )
+            callers[caller] = budget
+        return (None if self.budget is None else arguments.parse_budget(self.budget)), callers
 
     def _check_membership(self) -> None:
         session_spec.checked(self.labels)

@@ -235,6 +235,10 @@ def _clocks(value: Any) -> dict[str, float | None]:
     return dict(wanted)
 
 
+# A budget of a command line or a settings file: `tokens=100000,usd=5`.
+parse_budget = budgets.parse_words
+
+
 def with_budget(
     options: Mapping[str, Any] | None, budget: Any, on_budget: Any
 ) -> Mapping[str, Any] | None:

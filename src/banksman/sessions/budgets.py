@@ -13,6 +13,7 @@ host. Two hosts that grant a turn at the same moment may both take the last one.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import time
 from collections.abc import Sequence
@@ -28,7 +29,6 @@ from banksman.errors import BanksmanError
 from banksman.sessions import budget_ledger
 from banksman.sessions.budget_ledger import Claim, Ledger, SharedBudgets
 from banksman.store.log import Log
-from banksman.store.usage import day_of
 
 log = logging.getLogger("banksman")
 
@@ -205,6 +205,11 @@ class HostBudgets:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+
+
+def day_of(at: float) -> str:
+    """Return the day of a wall time in UTC, as `Log.usage` names it."""
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).date().isoformat()
 
 
 def _open_key(state: Session) -> str | None:

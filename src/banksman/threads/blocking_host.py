@@ -14,6 +14,7 @@ from typing import Any, Unpack, overload
 
 from banksman.commands.registry import StartOptions, explicit
 from banksman.commands.result import Finished
+from banksman.core.session.budget import Budget, OnBudget
 from banksman.host import Host as AsyncHost
 from banksman.process.launch import Argv
 from banksman.sessions.limit_callback import OnLimit
@@ -46,6 +47,8 @@ class Host(BlockingHost):
         finished_max: int = 256,
         finished_seconds_max: float = 3600.0,
         user_helper: Sequence[str] | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
+        caller_budgets: Mapping[str, Budget | Mapping[str, float]] | None = None,
     ) -> None:
         super().__init__(
             AsyncHost(
@@ -58,6 +61,8 @@ class Host(BlockingHost):
                 finished_max=finished_max,
                 finished_seconds_max=finished_seconds_max,
                 user_helper=user_helper,
+                budget=budget,
+                caller_budgets=caller_budgets,
             )
         )
 
@@ -111,6 +116,8 @@ class Host(BlockingHost):
         labels: Sequence[str] = (),
         id: str | None = None,
         on_limit: str | OnLimit | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
+        on_budget: OnBudget | None = None,
         fallback: Sequence[str] = (),
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
@@ -146,6 +153,12 @@ class Host(BlockingHost):
         the end of the limit, or a function that gets a `LimitReached` and returns one of these
         words. It may be a coroutine function. See docs/how-to/provider-errors.md.
 
+        `budget`: caps on what the session may use over its whole life: `tokens`, `usd` (the agent's
+        own estimate), `working_seconds`, `turns`. `on_budget`: what happens at a cap. "queue" (the
+        default): the turn finishes, and no other is sent. "stop": the turn is interrupted too.
+        "ask": a question asks to raise the budget, finish the turn, or stop it. See
+        docs/how-to/budgets.md.
+
         `fallback`: names of other agents. While `agent` is limited or not installed, the next ask
         goes to the first of them that is neither, in a conversation of its own. An ask that was
         sent never goes to another agent. `command`, `args`, `model`, `permission_mode`, `resume`
@@ -176,6 +189,8 @@ class Host(BlockingHost):
                     labels=labels,
                     id=id,
                     on_limit=on_limit,
+                    budget=budget,
+                    on_budget=on_budget,
                     fallback=fallback,
                 ),
                 undo=close_unused,

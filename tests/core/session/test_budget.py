@@ -293,7 +293,7 @@ def test_budget_that_asks_continues_turn_and_asks_once() -> None:
     uses(talk, 9)
     [shown] = of(AskHuman, talk.effects)
     assert shown.asked.wants is RequestPurpose.BUDGET
-    assert [option["optionId"] for option in shown.asked.details["options"]] == ["raise", "finish", "stop"]
+    assert [option["optionId"] for option in shown.asked.details["options"]] == ["finish", "raise", "stop"]
     assert talk.state.turn is not None
     assert talk.state.turn.phase is TurnPhase.RUNNING
     talk.ask(ask("b", NORMAL))

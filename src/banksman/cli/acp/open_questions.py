@@ -234,7 +234,7 @@ class EditorQuestions:
         asked = next((each for each in listed if each["id"] == question), None)
         if asked is None:
             return
-        if asked["wants"] != "permission":
+        if asked["wants"] not in ("permission", "budget"):
             say_aside(
                 "banksman: an editor cannot show this question: "
                 f"run banksman answer {self._session} {question}"

@@ -36,6 +36,8 @@ _LISTED = (
     "tree",
     "clocks",
     "requests",
+    "budget",
+    "budgets",
 )
 _HINT = "check that --url or BANKSMAN_URL names a Banksman server of this version"
 

@@ -16,6 +16,7 @@ from banksman.cli.client.client import segment
 from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import (
     ServerParser,
+    add_budget,
     add_caller,
     add_cwd,
     add_deadline,
@@ -72,6 +73,7 @@ def parser() -> ServerParser:
     )
     add_cwd(flags)
     add_fallback(flags)
+    add_budget(flags)
     return flags
 
 

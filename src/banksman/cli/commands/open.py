@@ -9,6 +9,7 @@ from banksman.cli.arguments import split_command
 from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import (
     ServerParser,
+    add_budget,
     add_cwd,
     add_fallback,
     add_on_limit,
@@ -34,6 +35,7 @@ def parser() -> ServerParser:
     )
     flags.add_argument("--name", metavar="NAME", help="name to use instead of the session's id")
     add_cwd(flags)
+    add_budget(flags)
     flags.add_argument(
         "--label",
         action="append",

@@ -25,7 +25,15 @@ from banksman.cli.output import (
 )
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.screen import seconds_in_words
-from banksman.cli.tui.session_table import ORDER, Shown, colour_of, limit_in_words, money, sessions
+from banksman.cli.tui.session_table import (
+    ORDER,
+    Shown,
+    budget_in_words,
+    colour_of,
+    limit_in_words,
+    money,
+    sessions,
+)
 
 COMMAND_CHARACTERS_MAX = 60
 # How many ended sessions the text output shows without --all.
@@ -147,7 +155,7 @@ def _cells(session: Shown) -> dict[str, str]:
         "holder": session["holder"],
         "queue": len(session["queue"]),
         "questions": len(session["questions"]),
-        "limit": limit_in_words(session, time.time()),
+        "limit": limit_in_words(session, time.time()) or budget_in_words(session),
         "cost": money(session["cost"]),
         "last": _ago(session["at"]),
     }

@@ -24,6 +24,7 @@ from banksman.cli.client.client import Client, segment
 from banksman.cli.output import as_line, is_terminal, say_aside
 from banksman.cli.server_command import (
     ServerParser,
+    add_budget,
     add_caller,
     add_cwd,
     add_deadline,
@@ -74,6 +75,7 @@ def parser() -> ServerParser:
     )
     add_cwd(flags)
     add_fallback(flags)
+    add_budget(flags)
     flags.add_argument(
         "--name",
         metavar="NAME",

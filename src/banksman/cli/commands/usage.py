@@ -8,7 +8,7 @@ from banksman.cli import OK
 from banksman.cli.output import as_line, say, say_json, table
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.screen import seconds_in_words
-from banksman.cli.tui.session_table import Shown, money
+from banksman.cli.tui.session_table import Shown, cap_in_words, money
 
 BY = ("day", "session", "agent", "caller")
 
@@ -49,6 +49,8 @@ def _usage(arguments: argparse.Namespace) -> int:
         case _:
             head = (found["by"].upper(), "TURNS", "INPUT", "OUTPUT", "CACHE READ", "CACHE WRITE")
             table((*head, "WORKING", "COST (EST.)"), [_cells(row) for row in rows])
+            for use in found.get("budgets", ()):
+                say(f"budget: {cap_in_words(use)}")
     return OK
 
 

@@ -16,6 +16,8 @@ from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.question_view import block_rows, subject_of, title_of
 from banksman.cli.tui.session_table import (
     Shown,
+    budget_in_words,
+    cap_in_words,
     colour_of,
     limit_in_words,
     money,
@@ -105,6 +107,7 @@ def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
     yield "agents", [_agent(each, found["agent"]) for each in found.get("fallback", ())]
     yield "retry", [_retry(found["retry"])] if found.get("retry") else []
     yield "limits", list(_limits(found))
+    yield "budget", list(_budget(found))
     yield "queue", [_waiting(each) for each in found["queue"]] or ["empty"]
     yield "questions", _questions(found)
     yield "requests", [_request(each) for each in found.get("requests", ())]
@@ -137,6 +140,13 @@ def _agent(agent: Shown, serving: str) -> str:
 
 def _retry(retry: Shown) -> str:
     return f"{retry_in_words(retry)}: {_cut(retry['cause'], PROMPT_CHARACTERS_MAX)}"
+
+
+def _budget(found: Shown) -> Iterator[str]:
+    over = budget_in_words(found)
+    if over is not None:
+        yield over
+    yield from (cap_in_words(use) for use in found.get("budget", ()))
 
 
 def _limits(found: Shown) -> Iterator[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from banksman.cli.tui.screen import Screen, TextStyle, duration_in_words
+from banksman.cli.tui.session_table import cap_in_words
 
 Event = dict[str, Any]
 
@@ -247,6 +248,12 @@ class EventPrinter:
                 self._note(f"half of the {body.get('clock')} clock has passed")
             case "tasks.changed" if body.get("tasks"):
                 self._note(f"{len(body['tasks'])} background tasks run")
+            case _:
+                self._tell_limits(event["kind"], body)
+
+    def _tell_limits(self, kind: str, body: dict[str, Any]) -> None:
+        """Tell what the provider or a budget prevents."""
+        match kind:
             case "provider.retrying":
                 self._note(
                     f"the provider failed, and the agent tries again ({body.get('attempt')}): "
@@ -264,6 +271,11 @@ class EventPrinter:
             case "session.fell_back":
                 why = f"{body.get('from')}: {body.get('why')}"
                 self._note(f"{body.get('to')} serves the next turns ({why})", TextStyle.BAD)
+            case "budget.warning" | "budget.exceeded":
+                is_over = kind == "budget.exceeded"
+                word = "over budget" if is_over else "most of a budget is used"
+                look = TextStyle.BAD if is_over else TextStyle.DIM
+                self._note(f"{word}: {cap_in_words(body)}", look)
             case _:
                 pass
 

@@ -88,6 +88,28 @@ def limit_in_words(session: Shown, now: float) -> str | None:
     return f"limited{end}{asks if waiting else ''}"
 
 
+def budget_in_words(session: Shown) -> str | None:
+    """Describe the budget that holds a session back; None if none does.
+
+    A server of an older release does not send the field.
+    """
+    use = next((use for use in session.get("budget", ()) if use["reached"]), None)
+    if use is None:
+        return None
+    waiting = len(session["queue"])
+    asks = f"; {waiting} ask{'' if waiting == 1 else 's'} wait{'s' * (waiting == 1)}"
+    return f"over budget: {cap_in_words(use)}{asks if waiting else ''}"
+
+
+def cap_in_words(use: Shown) -> str:
+    """Describe a cap and what is used of it."""
+    what = {"usd": "US dollars (estimate)", "working_seconds": "seconds of work"}
+    scope = {"host": " of today", "caller": f" of {use['caller'] or 'no caller'} today"}
+    used, cap = (f"{number:,.2f}".removesuffix(".00") for number in (use["used"], use["cap"]))
+    unit = use["unit"]
+    return f"{used} of {cap} {what.get(unit, unit)}{scope.get(use['scope'], '')}"
+
+
 def _clock_time(at: float, now: float) -> str:
     """Format a time of this machine's zone, with the day if it is not within 24 hours."""
     return time.strftime("%H:%M" if at - now < 86_400 else "%Y-%m-%d %H:%M", time.localtime(at))
@@ -227,7 +249,7 @@ def _row(session: dict[str, Any], **more: Any) -> SessionRow:
         # A server of an older release does not send this field.
         host=session.get("host"),
         turn=session["holder"],
-        limit=limit_in_words(session, time.time()),
+        limit=limit_in_words(session, time.time()) or budget_in_words(session),
         **more,
     )
 

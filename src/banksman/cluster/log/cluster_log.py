@@ -513,6 +513,12 @@ class ClusterLog:
         """
         query = checked_query(by, since, until)
         await self.ready()
+        # One subscription tells the heads of all sessions that other hosts write from now on.
+        await self._heads.hear_all()
+        for known in self._directory.sessions(None, None):
+            is_elsewhere = known.owner is not None and not known.owner.is_here
+            if is_elsewhere and self._heads.known(known.id) is None:
+                await self._heads.look_closer(known.id)
         table = await self._usage.table(self._directory.sessions(None, None))
         return table.rows(query)
 

@@ -297,9 +297,9 @@ def _ask(work: Transition, use: CapUse) -> None:
 def _options(use: CapUse) -> list[Mapping[str, Any]]:
     more = {"optionId": RAISE, "name": "Raise the budget", "kind": "allow_always"}
     return [
+        {"optionId": FINISH, "name": "Finish this turn, then wait", "kind": "allow_once"},
         # Only the configuration of the host can raise a shared cap.
         *((more,) if use.scope == "session" else ()),
-        {"optionId": FINISH, "name": "Finish this turn, then wait", "kind": "allow_once"},
         {"optionId": STOP, "name": "Stop this turn, then wait", "kind": "reject_once"},
     ]
 

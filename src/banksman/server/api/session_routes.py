@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -18,7 +18,7 @@ from banksman import Event
 from banksman.cluster.http import session_placement
 from banksman.cluster.http.owner_proxy import OwnerProxy
 from banksman.errors import NotFound, NotOwner
-from banksman.server.api import turn_routes
+from banksman.server.api import turn_routes, usage_routes
 from banksman.server.api.messages import session_messages as messages
 from banksman.server.api.messages.session_messages import SESSIONS_MAX
 from banksman.server.api.request_replay import session_id
@@ -143,6 +143,8 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
         id=id,
         on_limit=body.on_limit,
         fallback=[_checked_fallback(policy, name) for name in body.fallback],
+        budget=body.budget,
+        on_budget=cast(Any, body.on_budget),
     )
 
 
@@ -301,6 +303,7 @@ def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -
             messages.SessionAgent(each.name, each.limited_until, each.is_missing)
             for each in status.fallback
         ],
+        budget=[usage_routes.shown_cap(use) for use in status.budget],
     )
 
 

@@ -6,8 +6,9 @@ from typing import cast
 
 import msgspec
 
-from banksman import Usage
+from banksman import CapUse, Usage
 from banksman.server.api.messages import usage_messages as messages
+from banksman.server.api.messages.common_messages import CapUse as CapUseMessage
 from banksman.server.api.messages.common_messages import Tokens as TokensMessage
 from banksman.server.api.messages.common_messages import Usage as UsageMessage
 from banksman.server.api.route import HttpAnswer, Route, RouteCall
@@ -23,7 +24,13 @@ async def read(call: RouteCall) -> HttpAnswer:
     by = cast("UsageBy", query.by)
     found = await context.host.usage(by, since=query.since, until=query.until)
     rows = [messages.UsageRow(row.key, shown(row.usage)) for row in found]
-    return HttpAnswer(messages.UsageRows(query.by, rows))
+    caps = [shown_cap(use) for use in context.host.budget_uses()]
+    return HttpAnswer(messages.UsageRows(query.by, rows, caps))
+
+
+def shown_cap(use: CapUse) -> CapUseMessage:
+    """Convert the use of a cap to its message."""
+    return CapUseMessage(use.scope, use.unit, use.used, use.cap, use.caller, use.is_reached)
 
 
 def shown(usage: Usage) -> UsageMessage:

@@ -148,6 +148,25 @@ def _usage(stats: HostStats) -> Iterator[Metric]:
             cost.add_metric((agent,), usage.usd)
         seconds.add_metric((agent,), usage.working_seconds)
     yield from (tokens, cost, seconds)
+    yield from _budgets(stats)
+
+
+def _budgets(stats: HostStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "banksman_over_budget_sessions",
+        "Sessions that send no turn because a budget is used up",
+        value=stats.over_budget,
+    )
+    labels = ("scope", "caller", "unit")
+    caps = GaugeMetricFamily("banksman_budget_cap", "Caps of the host and callers", labels=labels)
+    used = GaugeMetricFamily("banksman_budget_used", "Use of these caps today", labels=labels)
+    over = GaugeMetricFamily("banksman_budget_over", "1 if the cap is reached", labels=labels)
+    for use in stats.budgets:
+        name = (use.scope, use.caller or "", use.unit)
+        caps.add_metric(name, use.cap)
+        used.add_metric(name, use.used)
+        over.add_metric(name, int(use.is_reached))
+    yield from (caps, used, over)
 
 
 def _traffic(stats: HostStats) -> Iterator[Metric]:

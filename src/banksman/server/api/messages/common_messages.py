@@ -33,7 +33,7 @@ def _enum(title: str, values: Iterable[str], description: str) -> dict[str, Any]
 TURN_STATES = ("queued", "starting", "running", "interrupting", "ended")
 OUTCOME_KINDS = ("done", "interrupted", "preempted", "withdrawn", "failed", "refused", "unknown")
 ENDED_BY = ("boundary", "ladder", "exit", "withdrawn", "already_over")
-INTERRUPT_CAUSES = ("interrupt", "preempt", "clock", "close", "replace")
+INTERRUPT_CAUSES = ("interrupt", "preempt", "clock", "close", "replace", "budget")
 CLOCK_NAMES = ("start", "bytes", "progress", "tool", "human", "overall", "deadline")
 PRIORITY_NAMES = ("background", "normal", "interactive")
 RULINGS = ("allow", "deny", "ask")
@@ -193,8 +193,9 @@ QuestionWants = Annotated[
     str,
     one_of(
         "QuestionWants",
-        ("permission", "elicitation"),
-        "`permission`: may the agent use a tool? `elicitation`: the agent asks for input.",
+        ("permission", "elicitation", "budget"),
+        "`permission`: may the agent use a tool? `elicitation`: the agent asks for input. "
+        "`budget`: a budget is used up, and the session asks what to do.",
     ),
 ]
 # Besides `allow` and `deny`: the agent chooses the ids of the options that it offers.
@@ -366,3 +367,54 @@ class WaitFor(Query):
     """
 
     wait: Wait = 0.0
+
+
+UNITS = ("tokens", "usd", "working_seconds", "turns")
+Unit = Annotated[
+    str,
+    one_of(
+        "BudgetUnit",
+        UNITS,
+        "What a cap counts. `tokens`: of all kinds. `usd`: the agent's own estimate. "
+        "`working_seconds`: time in which a turn is open and waits for no answer. `turns`.",
+    ),
+]
+BudgetScope = Annotated[
+    str,
+    one_of(
+        "BudgetScope",
+        ("session", "host", "caller"),
+        "What a cap covers: a session over its whole life, or all turns, or the turns of a caller, "
+        "of one day in UTC.",
+    ),
+]
+OnBudget = Annotated[
+    str,
+    one_of(
+        "OnBudget",
+        ("queue", "stop", "ask"),
+        "What happens at a cap. `queue`: the turn finishes, and no other is sent. `stop`: the turn "
+        "is interrupted, too. `ask`: a question asks what to do.",
+    ),
+]
+Caps = dict[Unit, Annotated[float, Meta(ge=0)]]
+
+
+class CapUse(Struct):
+    """A cap of a budget, and what is used of it.
+
+    Attributes:
+        scope: What the cap covers.
+        unit: What it counts.
+        used: The used amount.
+        cap: The cap.
+        caller: The caller, if the cap is that of a caller; null: asks without a caller.
+        reached: Whether no turn is sent because of it.
+    """
+
+    scope: BudgetScope
+    unit: Unit
+    used: float
+    cap: float
+    caller: str | None
+    reached: bool

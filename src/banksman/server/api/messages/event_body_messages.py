@@ -10,6 +10,8 @@ from typing import Any
 from msgspec import Struct
 
 from banksman.server.api.messages.common_messages import (
+    BudgetScope,
+    Caps,
     ClockName,
     EndedBy,
     ErrorKindName,
@@ -20,6 +22,7 @@ from banksman.server.api.messages.common_messages import (
     OutcomeKind,
     QuestionWants,
     SessionUpdate,
+    Unit,
     Usage,
 )
 from banksman.server.api.messages.session_messages import LimitWindow
@@ -301,3 +304,37 @@ class LimitsChangedBody(Struct):
     limited_until: float | None
     by: str = "agent"
     agent: str | None = None
+
+
+class BudgetWarningBody(Struct):
+    """Most of a cap is used: 80 % of it.
+
+    Attributes:
+        scope: What the cap covers.
+        unit: What it counts.
+        used: The used amount.
+        cap: The cap.
+        caller: The caller, if the cap is that of a caller.
+    """
+
+    scope: BudgetScope
+    unit: Unit
+    used: float
+    cap: float
+    caller: str | None
+
+
+class BudgetExceededBody(BudgetWarningBody):
+    """A cap is reached: no turn is sent until it is raised, or until the next day."""
+
+
+class BudgetRaisedBody(Struct):
+    """A person raised the budget of the session.
+
+    Attributes:
+        base: Caps as the session was opened with.
+        budget: Caps from now on.
+    """
+
+    base: Caps
+    budget: Caps

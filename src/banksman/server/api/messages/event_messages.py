@@ -157,6 +157,9 @@ BODIES: dict[str, type[Struct]] = {
     "provider.retrying": bodies.ProviderRetryingBody,
     "limits.changed": bodies.LimitsChangedBody,
     "session.fell_back": lifecycle.SessionFellBackBody,
+    "budget.warning": bodies.BudgetWarningBody,
+    "budget.exceeded": bodies.BudgetExceededBody,
+    "budget.raised": bodies.BudgetRaisedBody,
 }
 
 

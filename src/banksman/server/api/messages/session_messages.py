@@ -9,9 +9,12 @@ from msgspec import Meta, Struct
 
 from banksman.server.api.messages.common_messages import (
     Body,
+    Caps,
+    CapUse,
     ClockName,
     ErrorKindName,
     Objects,
+    OnBudget,
     OnLimit,
     Query,
     Rules,
@@ -53,6 +56,8 @@ class OpenSession(Body):
         on_limit: What asks do while the agent's account is limited; `fail` if it is left out.
         fallback: Names of other agents. Each serves asks while the agents before it are limited or
             not installed.
+        budget: Caps on what the session may use over its whole life.
+        on_budget: What happens at a cap; null: `queue`.
     """
 
     # msgspec creates a new list for each instance: these defaults are not shared.
@@ -74,6 +79,8 @@ class OpenSession(Body):
     labels: Annotated[list[Word], Meta(max_length=32)] = []  # noqa: RUF012
     on_limit: OnLimit | None = None
     fallback: Annotated[list[Word], Meta(max_length=8)] = []  # noqa: RUF012
+    budget: Caps | None = None
+    on_budget: OnBudget | None = None
 
 
 class ChangeSession(Body):
@@ -182,6 +189,7 @@ class Session(Struct, kw_only=True):
         waits_for_limit: Whether the waiting asks wait until the limit has ended.
         fallback: Agents of the session in order of preference, the first one included; empty if it
             has only one, or if another host owns it.
+        budget: Caps of the session and what is used of them, and the shared caps that hold it back.
     """
 
     id: str
@@ -205,6 +213,7 @@ class Session(Struct, kw_only=True):
     limited_until: float | None = None
     waits_for_limit: bool = False
     fallback: list[SessionAgent] = []
+    budget: list[CapUse] = []
 
 
 class Sessions(Struct):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from banksman.server.api.messages.common_messages import Query, Usage, Word, one_of
+from banksman.server.api.messages.common_messages import CapUse, Query, Usage, Word, one_of
 
 USAGE_BY = ("day", "session", "agent", "caller")
 UsageBy = Annotated[str, one_of("UsageBy", USAGE_BY, "What the rows of a usage query are.")]
@@ -44,7 +44,9 @@ class UsageRows(Struct):
     Attributes:
         by: What the rows are.
         rows: The rows, sorted by their key.
+        budgets: Caps of the host and of its callers, and what is used of them today.
     """
 
     by: UsageBy
     rows: list[UsageRow]
+    budgets: list[CapUse] = []

@@ -2,6 +2,7 @@
 // each. Events that do not matter to a user get no note.
 // @ts-check
 
+import { capText } from "./provider.js";
 import { dayTime } from "./words.js";
 
 /** @typedef {{icon: string, tone: "soft"|"warn"|"bad", text: string, detail?: string}} Note */
@@ -124,6 +125,9 @@ const WORDS = new Map(
       tone: "warn",
       text: `${to} serves the next turns, and not ${from} (${words(why)}${until ? ` until ${dayTime(until)}` : ""}).`,
     }),
+    "budget.warning": (use) => ({ icon: "clock", tone: "warn", text: `Most of a budget is used: ${capText(use)}.` }),
+    "budget.exceeded": (use) => ({ icon: "warning", tone: "warn", text: `Over budget: ${capText(use)}.` }),
+    "budget.raised": () => soft("clock", "The budget was raised."),
   }),
 );
 

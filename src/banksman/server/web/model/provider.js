@@ -19,6 +19,31 @@ export function limitText(session, now) {
   return `limited${until > now ? ` until ${timeText(until, now)}` : ""}${asks}`;
 }
 
+/**
+ * Say which budget holds a session back, and how many asks wait. Empty: none does.
+ * @param {Record<string, any>} session
+ */
+export function budgetText(session) {
+  const use = (session.budget ?? []).find((/** @type {any} */ each) => each.reached);
+  if (!use) return "";
+  const waiting = session.queue?.length ?? 0;
+  const asks = waiting ? `; ${plural(waiting, "ask")} ${waiting === 1 ? "waits" : "wait"}` : "";
+  return `over budget: ${capText(use)}${asks}`;
+}
+
+const UNITS = { usd: "US dollars (estimate)", working_seconds: "seconds of work" };
+
+/** @param {Record<string, any>} use a cap, and what is used of it */
+export function capText({ scope, unit, used, cap, caller }) {
+  const of = scope === "host" ? " of today" : scope === "caller" ? ` of ${caller ?? "no caller"} today` : "";
+  return `${amount(used)} of ${amount(cap)} ${UNITS[/** @type {"usd"} */ (unit)] ?? unit}${of}`;
+}
+
+/** @param {unknown} value */
+function amount(value) {
+  return Number(value).toLocaleString("en-US", { maximumFractionDigits: 2 });
+}
+
 /** @param {number} at @param {number} now */
 function timeText(at, now) {
   return at - now < DAY_SECONDS ? clockTime(at).slice(0, 5) : dayTime(at);

@@ -199,6 +199,7 @@ export function entered(question, values) {
 export function titleOf(question) {
   const { details = {}, tool, wants } = question;
   if (wants === "elicitation") return `${tool ? `${tool} asks` : "The agent asks"}`;
+  if (wants === "budget") return textOf(details.title) || "A budget is used up";
   if (isAskingTool(question)) return "The agent asks";
   const shown = textOf(details.display_name);
   // The agent chooses the display name of a tool. The real name is shown beside it.

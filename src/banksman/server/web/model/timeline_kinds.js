@@ -2,6 +2,7 @@
 // Other kinds do not affect the timeline. Each handler takes the timeline, the event, its body, and
 // the time at which it is drawn.
 
+import { capText } from "./provider.js";
 import { classOf, duration, exitText, promptText, textOf } from "./words.js";
 
 /** The current phase of a turn. null: it is over, or it is a part of another turn. */
@@ -277,9 +278,19 @@ export const TOLD = {
   "session.fell_back": (line, event, body, now) => {
     line.mark(event, now, "limited", `${textOf(body.to)} serves, and not ${textOf(body.from)}`, { lane: "all" });
   },
+  "budget.exceeded": (line, event, body, now) => {
+    line.mark(event, now, "limited", `over budget: ${capText(body)}`, { lane: "all" });
+  },
 };
 
-const MARK_OF = { preempt: "preempt", interrupt: "interrupt", clock: "clock", close: "close", replace: "replace" };
+const MARK_OF = {
+  preempt: "preempt",
+  interrupt: "interrupt",
+  clock: "clock",
+  close: "close",
+  replace: "replace",
+  budget: "clock",
+};
 
 /**
  * The ask that preempted the turn: of the more urgent waiting asks, the one that is served next.

@@ -4,7 +4,7 @@
 //
 // An account is a list of topics, each with its lines. A topic without lines is left out.
 
-import { limitText, retryText, windowText } from "./provider.js";
+import { budgetText, capText, limitText, retryText, windowText } from "./provider.js";
 
 const QUESTION_CHARACTERS_MAX = 2000;
 const COMMAND_CHARACTERS_MAX = 60;
@@ -43,6 +43,7 @@ export function accountOf(why, elapsed = 0, now = Date.now() / 1000) {
     ["agents", (why.fallback ?? []).map((each) => agentLine(each, why.agent, now))],
     ["retry", why.retry ? [`${retryText(why.retry, elapsed)}: ${asLine(why.retry.cause, 120)}`] : []],
     ["limits", [limitText(why, now), ...(why.limits ?? []).map(windowText)].filter(Boolean)],
+    ["budget", [budgetText(why), ...(why.budget ?? []).map(capText)].filter(Boolean)],
     ["queue", queueLines(why, elapsed)],
     ["questions", questionLines(why)],
     ["clocks", (why.clocks ?? []).map((clock) => clockLine(clock, elapsed))],

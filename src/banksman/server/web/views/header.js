@@ -3,7 +3,7 @@
 // @ts-check
 
 import { el, listen, replace } from "../dom.js";
-import { limitText } from "../model/provider.js";
+import { budgetText, limitText } from "../model/provider.js";
 import { effect, signal } from "../model/signal.js";
 import { icon } from "./items/icons.js";
 import { amount, money, STATES } from "./items/words.js";
@@ -222,11 +222,13 @@ function drawState(node, session) {
 function drawFacts(node, session, usage) {
   if (!session) return replace(node);
   const limit = limitText(session, Date.now() / 1000);
+  const over = budgetText(session);
   replace(
     node,
     el("span", { title: "Agent" }, session.agent),
     session.host ? el("span", { class: "host", title: "Host of the session" }, `on ${session.host}`) : null,
     limit ? el("span", { class: "limited", title: "Usage limit of the agent's account" }, limit) : null,
+    over ? el("span", { class: "limited over-budget", title: "A budget is used up" }, over) : null,
     session.cost ? el("span", { title: "Cost so far" }, money(session.cost)) : null,
     usage ? meter(usage) : null,
     session.cwd ? el("span", { class: "cwd", title: session.cwd }, session.cwd) : null,

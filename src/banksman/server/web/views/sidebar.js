@@ -6,7 +6,7 @@
 // @ts-check
 
 import { el, keyed, listen, replace } from "../dom.js";
-import { limitText } from "../model/provider.js";
+import { budgetText, limitText } from "../model/provider.js";
 import { effect, signal } from "../model/signal.js";
 import { mountHosts } from "./hosts.js";
 import { icon, mark } from "./items/icons.js";
@@ -217,6 +217,7 @@ function drawRow(item, session) {
     words,
     agent,
     limitText(session, Date.now() / 1000),
+    budgetText(session),
     queued ? `${queued} queued` : "",
     session.cost ? money(session.cost) : "",
   ].filter(Boolean);
