@@ -1,4 +1,4 @@
-"""Logs with frames of several dialects: every recorded frame is read by its own dialect and is nothing to the others."""
+"""Logs with frames of several dialects: each recorded frame has a meaning in its own dialect, and in no other."""
 
 from __future__ import annotations
 

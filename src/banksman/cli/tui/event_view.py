@@ -225,7 +225,9 @@ class EventPrinter:
                 self._screen.busy("stopping")
             case "turn.requeued":
                 self._started.pop(event["turn"], None)
-                self._note("the turn was preempted, and is queued again")
+                is_limited = body.get("reason") == "limit"
+                why = "met a limit of the account" if is_limited else "was preempted"
+                self._note(f"the turn {why}, and is queued again")
                 self._screen.busy(None)
             case "session.closed":
                 self._note("the session is closed; the next ask opens it again")
@@ -259,12 +261,6 @@ class EventPrinter:
                     f"the provider failed, and the agent tries again ({body.get('attempt')}): "
                     f"{_cut(str(body.get('cause')), TITLE_CHARACTERS_MAX)}"
                 )
-            case _:
-                self._tell_agent(event)
-
-    def _tell_agent(self, event: Event) -> None:
-        body = event["body"]
-        match event["kind"]:
             case "limits.changed" if body.get("limited_until"):
                 until = time.strftime("%Y-%m-%d %H:%M", time.localtime(body["limited_until"]))
                 self._note(f"the agent's account is limited until {until}", TextStyle.BAD)
