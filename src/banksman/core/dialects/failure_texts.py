@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from banksman.core.dialects.meaning import ProviderFailure
+from banksman.core.wire.cut_text import cut
 from banksman.errors import ErrorKind
 
 # An error message is short. Only this much of a longer text is searched.
@@ -167,7 +168,7 @@ def as_time(value: Any) -> float | None:
 def shortened(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a failure for the log: plain values only, long texts cut."""
     kept = {
-        name: value[:RAW_CHARACTERS_MAX] if isinstance(value, str) else value
+        name: cut(value, RAW_CHARACTERS_MAX) if isinstance(value, str) else value
         for name, value in fields.items()
         if isinstance(value, str | int | float)
     }

@@ -13,6 +13,7 @@ from tests.core.dialects.recordings.corpus import line
 
 from banksman.core.dialects.codex import CODEX, provider_errors
 from banksman.core.dialects.meaning import LimitsReported, LimitWindow, Noise, Retrying
+from banksman.core.wire.cut_text import CUT
 from banksman.errors import ErrorKind
 
 RESET = 1794994143
@@ -90,3 +91,9 @@ def test_rate_limits_report_windows() -> None:
 def test_rate_limits_without_window_are_noise(told: dict[str, Any]) -> None:
     """An account that pays by use has no windows."""
     assert limits(**told) == Noise()
+
+
+def test_long_name_of_limit_is_cut_with_mark() -> None:
+    """Only a marked cut lets the redactor recognise a divided secret."""
+    told = provider_errors.limits({"limitId": "l" * 100, "primary": {"usedPercent": 1}})
+    assert told == LimitsReported((LimitWindow(f"{'l' * 25}{CUT} primary", used=0.01),))

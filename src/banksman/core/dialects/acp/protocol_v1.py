@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from banksman.core.dialects.dialect import Quirks, Setup, client
+from banksman.core.wire.cut_text import cut
 from banksman.core.wire.jsonrpc import INVALID_PARAMS, Failure
 from banksman.core.wire.partial_json import mapping, mappings, text
 
@@ -377,4 +378,4 @@ def spent(update: Mapping[str, Any]) -> float | None:
 
 def shown(words: str) -> str:
     """Truncate a text for display."""
-    return words if len(words) <= SHOWN_CHARACTERS_MAX else f"{words[:SHOWN_CHARACTERS_MAX]}…"
+    return cut(words, SHOWN_CHARACTERS_MAX)

@@ -24,6 +24,7 @@ from banksman.core.dialects.meaning import (
     ProviderFailure,
     Retrying,
 )
+from banksman.core.wire.cut_text import cut
 from banksman.core.wire.partial_json import mapping, text
 from banksman.errors import ErrorKind
 
@@ -122,7 +123,7 @@ def retrying(frame: Mapping[str, Any]) -> Retrying:
         attempt=_count(frame.get("attempt")) or 1,
         attempts_max=_count(frame.get("max_retries")),
         delay=failure_texts.as_seconds(delay / 1000 if isinstance(delay, int | float) else None),
-        cause=cause,
+        cause=cut(cause, failure_texts.RAW_CHARACTERS_MAX),
         # Without a status there was no answer at all.
         kind=kind or (ErrorKind.NETWORK if status is None else ErrorKind.OTHER),
         status=status,

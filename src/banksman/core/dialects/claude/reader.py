@@ -57,6 +57,7 @@ from banksman.core.dialects.meaning import (
     UsageReported,
 )
 from banksman.core.dialects.tokens import NO_TOKENS, Tokens, tokens_in
+from banksman.core.wire.cut_text import cut
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import (
     UNDECODABLE,
@@ -331,7 +332,7 @@ def _task(task: Mapping[str, Any]) -> BackgroundTask | None:
     if id is None:
         return None
     kind, description = text(task.get("task_type")) or "", text(task.get("description")) or ""
-    return BackgroundTask(id, kind, description[:DESCRIPTION_CHARACTERS_MAX])
+    return BackgroundTask(id, kind, cut(description, DESCRIPTION_CHARACTERS_MAX))
 
 
 def _lifecycle(frame: _ClaudeFrame) -> Meaning | None:
