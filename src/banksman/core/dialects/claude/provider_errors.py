@@ -68,8 +68,6 @@ _BY_RETRY = {
     "invalid_request": ErrorKind.INVALID_REQUEST,
     "model_not_found": ErrorKind.INVALID_REQUEST,
 }
-# The API reports these with the type of a plain bad request, so only the text tells.
-_TEXT_FIRST = (ErrorKind.BILLING, ErrorKind.CONTEXT_OVERFLOW)
 # Older versions: "Claude AI usage limit reached|1760000000".
 _RESET = re.compile(r"limit reached\|(\d{9,10})\b")
 
@@ -85,18 +83,22 @@ def failure(
 ) -> ProviderFailure:
     """Classify a failed result. `error`: its text."""
     status = failure_texts.as_status(api_error_status) or failure_texts.status_in(error)
-    by_text = failure_texts.kind_of_text(error)
-    kind = (
+    named = (
         _BY_END.get(text(subtype) or "")
         or _BY_END.get(text(terminal_reason) or "")
         or _BY_CAUSE.get(text(api_error) or "")
-        or (by_text if by_text in _TEXT_FIRST else None)
         or _BY_TYPE.get(text(api_error_type) or "")
         or failure_texts.kind_of_status(status)
-        or by_text
-        or ErrorKind.OTHER
     )
-    reset = _RESET.search(error[: failure_texts.TEXT_CHARACTERS_MAX])
+    reset = None
+    if named in (None, ErrorKind.RATE_LIMITED, ErrorKind.USAGE_LIMIT):
+        reset = _RESET.search(error[: failure_texts.TEXT_CHARACTERS_MAX])
+    if reset is not None:
+        kind = ErrorKind.USAGE_LIMIT
+    elif named is not None:
+        kind = failure_texts.refined(named, error)
+    else:
+        kind = failure_texts.kind_of_text(error) or ErrorKind.OTHER
     raw = {
         "subtype": subtype,
         "terminal_reason": terminal_reason,
@@ -105,7 +107,7 @@ def failure(
         "api_error_status": api_error_status,
     }
     return ProviderFailure(
-        ErrorKind.USAGE_LIMIT if reset is not None else kind,
+        kind,
         status=status,
         retry_after=failure_texts.wait_in(error),
         limited_until=None if reset is None else float(reset[1]),

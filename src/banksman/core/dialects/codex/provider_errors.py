@@ -69,13 +69,16 @@ def failure(error: Mapping[str, Any], told: str) -> ProviderFailure:
     """Classify the `error` of a message. `told`: the whole text of the failure."""
     info, status = _info(error)
     status = status or failure_texts.status_in(told)
-    kind = (
+    named = (
         _BY_INFO.get(info)
         or _by_body(text(error.get("message")) or "")
         or failure_texts.kind_of_status(status)
-        or failure_texts.kind_of_text(told)
-        or (ErrorKind.NETWORK if info in _CONNECTION else ErrorKind.OTHER)
     )
+    if named is not None:
+        kind = failure_texts.refined(named, told)
+    else:
+        default = ErrorKind.NETWORK if info in _CONNECTION else ErrorKind.OTHER
+        kind = failure_texts.kind_of_text(told) or default
     return ProviderFailure(
         kind,
         status=status,
