@@ -14,6 +14,7 @@ from typing import Any
 
 from banksman.core.dialects.meaning import ProviderFailure
 from banksman.core.wire.cut_text import cut
+from banksman.core.wire.partial_json import NUMBER_MAX, number
 from banksman.errors import ErrorKind
 
 # An error message is short. Only this much of a longer text is searched.
@@ -180,15 +181,15 @@ def as_status(value: Any) -> int | None:
 
 def as_seconds(value: Any) -> float | None:
     """Return a value of a frame if it is a usable duration in seconds."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value <= WAIT_SECONDS_MAX else None
+    seconds = number(value)
+    return None if seconds is None or seconds > WAIT_SECONDS_MAX else seconds
 
 
 def as_time(value: Any) -> float | None:
     """Return a value of a frame if it is a usable time in seconds since 1970, UTC."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    time = number(value)
     # Until the year 2286. A time in milliseconds is larger than that.
-    return float(value) if is_number and 0 < value < 1e10 else None
+    return time if time and time < 1e10 else None
 
 
 def shortened(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,6 +197,11 @@ def shortened(fields: Mapping[str, Any]) -> dict[str, Any]:
     kept = {
         name: cut(value, RAW_CHARACTERS_MAX) if isinstance(value, str) else value
         for name, value in fields.items()
-        if isinstance(value, str | int | float)
+        if isinstance(value, str) or _is_small(value)
     }
     return dict(list(kept.items())[:RAW_FIELDS_MAX])
+
+
+def _is_small(value: Any) -> bool:
+    # The code of a JSON-RPC error is negative.
+    return isinstance(value, int | float) and abs(value) <= NUMBER_MAX

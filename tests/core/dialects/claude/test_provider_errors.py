@@ -127,6 +127,15 @@ def test_retry_without_status_is_a_network_failure() -> None:
     assert CLAUDE.read(line(odd)) == Retrying(1, "unknown", ErrorKind.NETWORK)
 
 
+@pytest.mark.parametrize("large", [10**16, 10**310, 10**400, 1e300])
+def test_numbers_out_of_bounds_are_missing(large: float) -> None:
+    frame = {"type": "system", "subtype": "api_retry", "attempt": large, "max_retries": large, "retry_delay_ms": large}
+    assert CLAUDE.read(line(frame)) == Retrying(1, "unknown", ErrorKind.NETWORK)
+    assert failure(api_error_status=large).raw == {"subtype": "success", "terminal_reason": "api_error"}
+    told = limits(rateLimitType="five_hour", utilization=large, resetsAt=large)
+    assert told == LimitsReported((LimitWindow("five_hour"),))
+
+
 def limits(**info: Any) -> object:
     return CLAUDE.read(line({"type": "rate_limit_event", "rate_limit_info": info}))
 

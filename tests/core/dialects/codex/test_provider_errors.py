@@ -96,6 +96,14 @@ def test_rate_limits_without_window_are_noise(told: dict[str, Any]) -> None:
     assert limits(**told) == Noise()
 
 
+def test_numbers_out_of_bounds_are_missing() -> None:
+    window = {"usedPercent": 10, "resetsAt": 10**400}
+    told = provider_errors.limits({"primary": window, "secondary": {"usedPercent": 10**400}})
+    assert told == LimitsReported((LimitWindow("primary", used=0.1),))
+    found = provider_errors.failure({"codexErrorInfo": connection(10**400)}, "no")
+    assert found.status is None
+
+
 def test_long_name_of_limit_is_cut_with_mark() -> None:
     """Only a marked cut lets the redactor recognise a divided secret."""
     told = provider_errors.limits({"limitId": "l" * 100, "primary": {"usedPercent": 1}})

@@ -25,7 +25,7 @@ from banksman.core.dialects.meaning import (
     Retrying,
 )
 from banksman.core.wire.cut_text import cut
-from banksman.core.wire.partial_json import mapping, text
+from banksman.core.wire.partial_json import count, mapping, number, text
 from banksman.errors import ErrorKind
 
 # By `subtype` or `terminal_reason` of a result.
@@ -120,11 +120,11 @@ def retrying(frame: Mapping[str, Any]) -> Retrying:
     cause = text(frame.get("error")) or "unknown"
     status = failure_texts.as_status(frame.get("error_status"))
     kind = _BY_RETRY.get(cause) or failure_texts.kind_of_status(status)
-    delay = frame.get("retry_delay_ms")
+    delay = number(frame.get("retry_delay_ms"))
     return Retrying(
-        attempt=_count(frame.get("attempt")) or 1,
-        attempts_max=_count(frame.get("max_retries")),
-        delay=failure_texts.as_seconds(delay / 1000 if isinstance(delay, int | float) else None),
+        attempt=count(frame.get("attempt")) or 1,
+        attempts_max=count(frame.get("max_retries")) or None,
+        delay=failure_texts.as_seconds(None if delay is None else delay / 1000),
         cause=cut(cause, failure_texts.RAW_CHARACTERS_MAX),
         # Without a status there was no answer at all.
         kind=kind or (ErrorKind.NETWORK if status is None else ErrorKind.OTHER),
@@ -155,7 +155,3 @@ def _window(name: str, window: Mapping[str, Any], info: Mapping[str, Any]) -> Li
         # A used up window is no obstacle while the account pays for the overage.
         is_exhausted=window.get("status") == "rejected" and info.get("isUsingOverage") is not True,
     )
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

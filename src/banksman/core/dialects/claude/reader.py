@@ -66,6 +66,7 @@ from banksman.core.wire.partial_json import (
     mapping,
     mappings,
     mended,
+    number,
     split,
     text,
     texts,
@@ -214,7 +215,7 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
             error="frame_too_large",
             stop_reason=text(frame.stop_reason),
             usage=mapping(frame.usage) or None,
-            spent=_number(frame.total_cost_usd),
+            spent=number(frame.total_cost_usd),
             tokens=tokens_in(mapping(frame.usage)),
             failure=ProviderFailure(ErrorKind.PROTOCOL),
         )
@@ -368,7 +369,7 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
         error=error,
         stop_reason=text(frame.stop_reason),
         usage=mapping(frame.usage) or None,
-        spent=_number(frame.total_cost_usd),
+        spent=number(frame.total_cost_usd),
         cost=_cost(frame),
         tokens=_tokens(frame),
         failure=failure,
@@ -405,7 +406,7 @@ def _cost(frame: _ClaudeFrame) -> float | None:
     The total is no substitute: it continues through a resume and falls back after a kill.
     """
     models = frame.model_usage_since_last_result
-    costs = [_number(mapping(model).get("costUSD")) for model in mapping(models).values()]
+    costs = [number(mapping(model).get("costUSD")) for model in mapping(models).values()]
     if not isinstance(models, dict) or None in costs:
         return None
     return sum((cost for cost in costs if cost is not None), 0.0)
@@ -514,9 +515,3 @@ def _conversation(frame: _ClaudeFrame) -> str | None:
     return (
         name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
     )
-
-
-def _number(value: Any) -> float | None:
-    # A JSON integer may exceed every float.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) < 1e300 else None
