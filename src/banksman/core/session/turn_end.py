@@ -8,6 +8,8 @@ queue. `agent_output.py` detects the boundary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from banksman.core import json_schema
@@ -285,7 +287,8 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
         following = replace(following, names_prompts=True, unwanted=turn.unwanted)
         work.set(turn=following, clocks=watchdogs.wound(state.config.clocks, work.at))
         work.arm_clocks(following)
-        stop_if_unwanted(work)
+        clock = _passed_deadline(work, following.asks)
+        stop_if_unwanted(work, Cause.INTERRUPT if clock is None else Cause.CLOCK, clock)
 
 
 def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
@@ -327,12 +330,16 @@ def _requeue(work: Transition, ask: Ask) -> None:
         end_queued(work, ask, Kind.REFUSED, error=error)
 
 
+def _passed_deadline(work: Transition, asks: Sequence[Ask]) -> str | None:
+    """Return the name of the deadline as a clock, if that of one of the asks has passed."""
+    is_late = any(ask.due is not None and ask.due <= work.at for ask in asks)
+    return watchdogs.DEADLINE if is_late else None
+
+
 def give_back(work: Transition, turn: Turn, ask: Ask) -> None:
     """Return a steered prompt that the agent did not take."""
     if ask.id in turn.unwanted:
-        is_late = ask.due is not None and ask.due <= work.at
-        clock = watchdogs.DEADLINE if is_late else None
-        end_queued(work, ask, Kind.WITHDRAWN, clock=clock)
+        end_queued(work, ask, Kind.WITHDRAWN, clock=_passed_deadline(work, (ask,)))
     else:
         _requeue(work, ask)
     work.set_turn(replace(turn, steered=tuple(other for other in turn.steered if other is not ask)))
