@@ -14,9 +14,13 @@ from tests.sessions.helpers import QUICK, exists
 from tests.sessions.takeover_scene import read, recalled
 
 from banksman import Host, Kind, Outcome, Question, Session, UsageError
+from banksman.core.dialects.claude.reader import DESCRIPTION_CHARACTERS_MAX
+from banksman.core.dialects.failure_texts import RAW_CHARACTERS_MAX
 from banksman.core.session.event import TURN_ENDED, UPDATE
 from banksman.core.session.process_life import STDERR_CHARACTERS_MAX
+from banksman.core.wire.cut_text import CUT
 from banksman.sessions.agent_process import STDERR_BYTES_MAX
+from banksman.testing import fake_agent
 
 NAME = "the one"
 SECRETS = ["hunter2-is-my-key", 'with "quotes" and \\ in it', "geheim\u00fcber\u00e4lles"]
@@ -130,6 +134,39 @@ async def test_secret_cut_in_stderr_is_not_stored_in_part(agents: Agents, cut: s
         parts = [secret[place : place + 8] for secret in secrets for place in range(len(secret) - 7)]
         assert "yyyy" in ended
         assert [part for part in parts if part in ended] == []
+
+
+def _raw(**frame: Any) -> str:
+    return f"raw {json.dumps(frame)}"
+
+
+def _limits_cut(told: str) -> list[str]:
+    """Return script lines that send the text in every member that Banksman cuts."""
+    task = {"task_id": "one", "task_type": "shell", "description": told}
+    return [
+        _raw(type="system", subtype="api_retry", attempt=1, error=told, retry_delay_ms=1),
+        _raw(type="system", subtype="background_tasks_changed", tasks=[task]),
+        _raw(type="system", subtype="background_tasks_changed", tasks=[]),
+        f"boundary {json.dumps({'is_error': True, 'api_error_type': told, 'result': 'it failed'})}",
+    ]
+
+
+@pytest.mark.parametrize("limit", [DESCRIPTION_CHARACTERS_MAX, RAW_CHARACTERS_MAX])
+async def test_secret_in_cut_member_is_not_stored_in_part(agents: Agents, limit: int) -> None:
+    """The agent has the secret in its script, so that no prompt contains it."""
+    secret = "hunter2-is-my-key"
+    # The cut falls behind 4, 8, … characters of the secret.
+    prompts = {
+        f"prompt {kept}": _limits_cut("y" * (limit - len(CUT) - kept) + secret + "z" * 20) for kept in (4, 8, 12)
+    }
+    async with Host(store_of(agents), secrets=[secret]) as host:
+        session = await host.open("claude", name=NAME, command=fake_agent.command(prompts), options=QUICK)
+        for prompt in prompts:
+            assert (await outcome_of(session, prompt.removeprefix("prompt "))).kind is Kind.FAILED
+        events = [event for event in await read(session) if not event.is_frame]
+    stored = "".join(event.data.decode() for event in events)
+    assert stored.count(CUT) >= 3
+    assert "hunt" not in stored
 
 
 def _held_after(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.sessions.helpers import SHORT_DRAIN, Case, bodies, ended, let_pass, opened, touch
 
-from banksman import Kind
+from banksman import Host, Kind, UsageError
 from banksman.core.session import event as kinds
 
 COMPACTING = '@@raw {"type":"system","subtype":"status","status":"compacting"}'
@@ -78,6 +78,14 @@ async def test_caller_turns_default_clocks_off(tmp_path: Path) -> None:
         assert running(case) == set()
         await turn.interrupt()
         await case.outcome(turn)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1e9, 10**400, float("nan"), float("inf"), "5", True])
+async def test_open_refuses_clock_beyond_the_bounds(seconds: float) -> None:
+    async with Host() as host:
+        for name in ("bytes", "start"):
+            with pytest.raises(UsageError, match=f"{name} cannot be"):
+                await host.open("claude", options={"clocks": {name: seconds}})
 
 
 async def test_question_pauses_other_clocks(tmp_path: Path) -> None:

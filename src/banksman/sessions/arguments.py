@@ -230,8 +230,8 @@ def _clocks(value: Any) -> dict[str, float | None]:
     for key, seconds in wanted.items():
         if seconds is not None:
             check_seconds(key, seconds)
-            if seconds == 0:
-                raise UsageError(f"the clock {key} cannot be 0", hint=_OFF_HINT)
+            if not 0 < seconds <= SECONDS_MAX:
+                raise UsageError(f"the clock {key} cannot be {seconds!r:.60}", hint=_OFF_HINT)
     return dict(wanted)
 
 
@@ -360,8 +360,8 @@ class AskChecks:
 def _checked_deadline(deadline: Any) -> float | None:
     if deadline is None:
         return None
-    check_seconds("deadline", deadline)
-    if not 0 < deadline <= SECONDS_MAX:
+    is_number = isinstance(deadline, int | float) and not isinstance(deadline, bool)
+    if not is_number or not 0 < deadline <= SECONDS_MAX:
         hint = f"use seconds from now, more than 0 and at most {SECONDS_MAX:.0f}, or None"
         raise UsageError(f"deadline cannot be {deadline!r:.60}", hint=hint)
     return float(deadline)

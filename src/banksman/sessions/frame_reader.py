@@ -20,6 +20,7 @@ from banksman.commands.output import SpillFile
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.meaning import Meaning, Noise
 from banksman.core.session.state import ProcessState, Stdin
+from banksman.core.wire.cut_text import cut
 from banksman.core.wire.framing import (
     Framing,
     MixedChunk,
@@ -265,7 +266,7 @@ class OversizeFrames:
             "bytes": length,
             "kept": 0 if spill is None else spill.size,
             "file": None if spill is None else spill.path,
-            "head": head[:HEAD_SHOWN].decode("utf-8", "replace"),
+            "head": cut(head.decode("utf-8", "replace"), HEAD_SHOWN),
         }
         return json.dumps(note).encode()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from banksman.errors import UsageError
 from banksman.store.log import READ_EVENTS_MAX, Page, UsageBy, UsageRow
 
 BY: tuple[UsageBy, ...] = ("day", "session", "agent", "caller")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _SECONDS_PER_DAY = 86_400
 _EPOCH = datetime.date(1970, 1, 1)
 # The years that a date can express. A clock outside of them counts as the nearest day.
@@ -63,6 +65,9 @@ def _day(name: str, value: datetime.date | str | None) -> str | None:
     if value is None:
         return None
     try:
+        # Python also reads 20261118 and 2026-W47-3, which no other reader of a day knows.
+        if isinstance(value, str) and _DAY.fullmatch(value) is None:
+            raise ValueError(value)
         day = datetime.date.fromisoformat(value) if isinstance(value, str) else value
         if isinstance(day, datetime.datetime):
             day = (day.astimezone(datetime.UTC) if day.tzinfo is not None else day).date()

@@ -451,7 +451,26 @@ def test_cli_usage_counts_turn_under_its_caller(served: Served) -> None:
     assert [line.split()[1] for line in shown if line.startswith("alice ")] == ["1"]
     assert "alice" in run(served, "usage", "--by", "caller", "--format", "quiet").stdout.split()
     assert run(served, "usage", "--until", "1999-12-31").stdout.startswith("no usage")
-    for wrong in (("--since", "yesterday"), ("--by", "moon")):
-        assert run(served, "usage", *wrong).returncode != 0
-    refused = run(served, "ask", "counted", "hello", "--caller", "")
-    assert refused.returncode == 4, refused
+    long = "a" * 200
+    assert run(served, "ask", "counted", "hello", "--caller", long).returncode == 0
+    shown = run(served, "usage", "--by", "caller").stdout.splitlines()
+    assert [line.split()[0] for line in shown if line.startswith("aaa")] == [f"{'a' * 59}…"]
+    assert long in run(served, "usage", "--by", "caller", "--json").stdout
+
+
+def test_cli_refuses_wrong_days_and_callers_before_it_opens_a_session(served: Served) -> None:
+    for wrong in (("--since", "tomorrow"), ("--until", "20261118"), ("--by", "moon")):
+        assert run(served, "usage", *wrong).returncode == 2
+    assert run(served, "ask", "no-such-session", "hello", "--caller", "a" * 201).returncode == 2
+    refused = run(served, "run", "claude", "hello", "--caller", "", "--name", "left-behind")
+    assert (refused.returncode, "caller cannot be ''" in refused.stderr) == (2, True)
+    assert "left-behind" not in run(served, "ps", "--all", "--json").stdout
+
+
+@pytest.mark.parametrize("verb", ["usage", "ps"])
+def test_reading_verb_does_not_create_the_store_that_it_names(served: Served, tmp_path: Path, verb: str) -> None:
+    path = tmp_path / "missing" / "store.db"
+    done = run(served, verb, "--store", f"sqlite:{path}")
+    assert done.returncode == 2, done
+    assert f"there is no store {path}" in done.stderr
+    assert not path.parent.exists()

@@ -114,7 +114,7 @@ def test_schema_accepts_fitting_values_only(given_schema: Any, fitting: list[Any
         ([], {"type": ["object", "null"]}, "must be an object or null, not a list"),
         ({"a": {}}, {"properties": {"a": {"required": ["b", "c"]}}}, "a.b: is missing"),
         ({"two words": 1}, {"additionalProperties": False}, "['two words']: is not allowed"),
-        ("x" * 100, {"maxLength": 3}, f"must have at most 3 characters, not {'x' * 40!r}…"),
+        ("x" * 100, {"maxLength": 3}, f"must have at most 3 characters, not '{'x' * 33}… [cut]'"),
         ([1, 1], {"uniqueItems": True}, "must not have duplicate items"),
         ("c", {"enum": ["a", "b"]}, "must be one of 'a', 'b', not 'c'"),
         ([10**5000], {"items": {"maximum": 1.5}}, "[0]: must be at most 1.5, not a very long number"),

@@ -15,17 +15,20 @@ from tests.core.session import exploration, histories, ledger
 from tests.core.session.histories import Told, history
 from tests.core.session.ledger import Ledger
 from tests.core.session.scenarios import FIRST, HELD, LOW, MERGING, PATIENT, SECOND, STEER, URGENT, USUAL, ask, scenario
+from tests.core.session.talk import Talk
 from tests.thorough import one_in, thorough
 
+from banksman.core.dialects.meaning import UsageReported
 from banksman.core.session import crash_recovery
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.effects import Append
 from banksman.core.session.event import Entry
 from banksman.core.session.facts import Begun
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind, outcome_of
-from banksman.core.session.state import Mode, ProcessPhase
+from banksman.core.session.state import Mode, ProcessPhase, Session
 from banksman.core.session.turn import Turn
 from banksman.core.wire.redaction import REDACTED
 
@@ -93,9 +96,9 @@ def check_settled(past: SessionHistory, before: Ledger) -> list[Entry]:
         recovered = body(settled[-1])
         assert sorted(recovered["unknown"]) == sorted(begun)
         assert recovered["queued"] == [id for id, _ in asks(past) if id not in saving]
-    # The known cost stays. The conversation total is unknown if a turn was open.
+    # The known cost stays, and so does the total of the conversation.
     assert after.session.cost == past.session.cost
-    assert after.session.spent == (None if ended else past.session.spent)
+    assert after.session.spent == past.session.spent
     # Settling is idempotent.
     assert crash_recovery.settle(after) == []
     if past.session.mode is Mode.CLOSED:
@@ -153,11 +156,27 @@ def test_settle_refuses_redacted_ask_and_keeps_others_queued() -> None:
     after = pasts.fold(past, settled)
     assert asks(after) == [("d", 1), ("e", 1)]
     assert body(settled[-1])["queued"] == ["d", "e"]
-    assert (after.session.spent, after.session.cost) == (None, 1.0)
+    assert (after.session.spent, after.session.cost) == (1.5, 1.0)
     assert crash_recovery.settle(after) == []
-    # The refused ask alone has no cost, so the total stays known.
-    ended = pasts.fold(past, settled[1:2])
-    assert ended.session.spent == 1.5
+
+
+@pytest.mark.parametrize(
+    ("before", "told", "after"), [(0.0, None, 0.0), (1.5, None, 1.5), (1.5, 1.75, 1.75), (None, 2.0, None)]
+)
+def test_settle_keeps_known_total_of_conversation(
+    before: float | None, told: float | None, after: float | None
+) -> None:
+    """The next turn costs the growth of the total since then. Usage that is already in the log is not counted again."""
+    talk = Talk(state=Session(config=histories.TELLING, conversation="one", spent=before))
+    talk.ask(ask("a", NORMAL))
+    talk.begin()
+    talk.opens("a0000")
+    talk.mean(UsageReported(spent=told))
+    past = pasts.beginning(talk.state.config)
+    past = replace(past, session=replace(past.session, spent=before))
+    appends = [effect for effect in talk.effects if isinstance(effect, Append)]
+    past = pasts.fold(past, [entry for append in appends for entry in append.entries])
+    assert pasts.fold(past, crash_recovery.settle(past)).session.spent == after
 
 
 # -- the next host ---------------------------------------------------------------------------------------------------

@@ -126,6 +126,20 @@ def test_deadline_of_steered_ask_does_not_stop_the_turn_of_others() -> None:
     assert [frame[:1] for frame in sent(talk.tell(AskWithdrawn(talk.at, "a")))] == [b"I"]
 
 
+def test_steered_ask_that_the_agent_reaches_after_its_deadline_names_it() -> None:
+    """The agent ends the turn, and would begin the steered prompt, which no caller waits for."""
+    talk = running(bound("first", 5.0))
+    talk.ask(bound("steered", on_busy="steer"))
+    talk.wait(10.0)
+    talk.mean(TurnOver(("first0000",), is_aborted=True))
+    talk.hear(b"settled first0000")
+    assert ended(talk, "first") == (Kind.INTERRUPTED, "deadline")
+    talk.opens("steered0000")
+    talk.mean(TurnOver(("steered0000",), is_aborted=True))
+    talk.hear(b"settled steered0000")
+    assert ended(talk, "steered") == (Kind.INTERRUPTED, "deadline")
+
+
 def entries_of(talk: Talk) -> list[Entry]:
     return [entry for effect in talk.effects if isinstance(effect, Append) for entry in effect.entries]
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from banksman.core.session.event import UPDATE, Entry
+from banksman.core.wire.cut_text import CUT, cut
 from banksman.core.wire.redaction import REDACTED, SECRET_CHARS_MAX, SECRET_CHARS_MIN, Redactor, in_strings
 from banksman.errors import UsageError
 
@@ -273,6 +274,29 @@ def test_redact_ends_leaves_no_part_of_cut_secret(spelled: str) -> None:
             assert set(tail.replace(REDACTED, "")) <= set("x>"), (until, since, tail)
             assert head.startswith("<x")
             assert tail.endswith("x>")
+
+
+@pytest.mark.parametrize(
+    "spelled", ["hunter2/é😀-key", "hunter2\\/\\u00e9\\ud83d\\ude00-key", "hunter2%2F%C3%A9%F0%9F%98%80-key"]
+)
+def test_redactor_leaves_no_part_of_secret_in_front_of_cut(spelled: str) -> None:
+    redactor = Redactor(["hunter2/é😀-key", "key-in-key"])
+    for length in range(1, len(spelled) + 3):
+        text = cut(f"{'x' * 20}{spelled}{'x' * 20}", 20 + length + len(CUT))
+        redacted = redactor.redact_text(text)
+        assert redacted.endswith(CUT)
+        assert set(redacted.removesuffix(CUT).replace(REDACTED, "")) == {"x"}, (length, redacted)
+        line = json.dumps({"told": text, "rest": "hunt"}).encode()
+        assert json.loads(redactor.redact(line)) == {"told": redacted, "rest": "hunt"}
+
+
+def test_redactor_finds_every_cut_of_a_text() -> None:
+    assert Redactor(["hunter2"]).redact_text(f"a hun{CUT} and hunt{CUT}, hun") == f"a {CUT} and {CUT}, hun"
+
+
+def test_cut_keeps_text_at_limit() -> None:
+    assert cut("x" * 10, 10) == "x" * 10
+    assert cut("x" * 11, 10) == f"xxx{CUT}"
 
 
 def test_redact_ends_drops_ends_shorter_than_secret() -> None:

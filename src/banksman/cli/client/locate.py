@@ -146,15 +146,23 @@ class ServerLocator:
     """Choose the server of one verb. Thread-safe; the thread that began the verb ends it."""
 
     def __init__(
-        self, *, url: str | None, store: str | None, in_memory: bool = False, needs_server: str = ""
+        self,
+        *,
+        url: str | None,
+        store: str | None,
+        in_memory: bool = False,
+        only_reads: bool = False,
+        needs_server: str = "",
     ) -> None:
         """Create a locator.
 
-        `in_memory`: a store that ends with the verb is useful for it. `needs_server`: why an
-        embedded host is not enough; empty if it is.
+        `in_memory`: a store that ends with the verb is useful for it. `only_reads`: the verb does
+        not create the store that the flag names. `needs_server`: why an embedded host is not
+        enough; empty if it is.
         """
         self._flags = {"url": url or None, "store": store or None}
         self._in_memory = in_memory
+        self._only_reads = only_reads
         self._needs_server = needs_server
         # The first thread decides, which may take as long as the start of a host. The other threads
         # wait, because they need the same result.
@@ -211,6 +219,10 @@ class ServerLocator:
         if self._needs_server and not is_address(wanted or found.value("serve.store") or ""):
             hint = "run `banksman serve`, or name a server with --url"
             raise NoServer(f"no server is running, and {self._needs_server}", hint=hint)
+        flag = self._flags["store"]
+        if self._only_reads and flag is not None and _is_missing(flag):
+            hint = "pass the path of an existing store as --store sqlite:PATH"
+            raise UsageError(f"there is no store {_file_of(flag)}", hint=hint)
         embedded = self._embedded = VerbHost(wanted, in_memory=self._in_memory)
         inside = embedded.start()
         return lambda: inside
@@ -234,6 +246,10 @@ def _has_store(place: ServerAddress, wanted: str) -> bool:
         return _file_of(str(told["store"])) == _file_of(wanted)
     except (ClientError, UnexpectedReply):
         return False
+
+
+def _is_missing(store: str) -> bool:
+    return store.startswith("sqlite:") and not os.path.exists(_file_of(store))
 
 
 def _file_of(store: str) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 
 from banksman.cli import OK
-from banksman.cli.output import as_line, say, say_json, table
+from banksman.cli.output import as_line, cut, say, say_json, table
 from banksman.cli.server_command import ServerParser, client_of, perform
 from banksman.cli.tui.screen import seconds_in_words
 from banksman.cli.tui.session_table import Shown, cap_in_words, money
+from banksman.errors import UsageError
 
+# A caller's name may have 200 characters. JSON has all of them.
+KEY_COLUMNS_MAX = 60
 BY = ("day", "session", "agent", "caller")
 
 _DESCRIPTION = """\
@@ -23,11 +26,23 @@ def parser() -> ServerParser:
         "[--by day|session|agent|caller] [--since DAY] [--until DAY]",
         _DESCRIPTION,
         "banksman usage --by caller --since 2026-11-01",
+        only_reads=True,
     )
     flags.add_argument("--by", choices=BY, default="day", help="what a row is (default: day)")
-    flags.add_argument("--since", metavar="DAY", help="first day, as YYYY-MM-DD")
-    flags.add_argument("--until", metavar="DAY", help="last day, as YYYY-MM-DD")
+    flags.add_argument("--since", type=_day, metavar="DAY", help="first day, as YYYY-MM-DD")
+    flags.add_argument("--until", type=_day, metavar="DAY", help="last day, as YYYY-MM-DD")
     return flags
+
+
+def _day(text: str) -> str:
+    # Imported here, because the verb starts faster without a day.
+    from banksman.store.usage import checked_query  # noqa: PLC0415
+
+    try:
+        checked_query("day", text, None)
+    except UsageError as exc:
+        raise argparse.ArgumentTypeError(f"the day cannot be {text!r:.60}: {exc.hint}") from exc
+    return text
 
 
 def main(words: list[str]) -> int:
@@ -59,7 +74,7 @@ def _cells(row: Shown) -> tuple[object, ...]:
     tokens = usage["tokens"]
     kinds = ("input", "output", "cache_read", "cache_write")
     return (
-        row["key"],
+        None if row["key"] is None else cut(as_line(row["key"]), KEY_COLUMNS_MAX),
         usage["turns"],
         *(f"{tokens[kind]:,}" for kind in kinds),
         seconds_in_words(usage["working_seconds"]),

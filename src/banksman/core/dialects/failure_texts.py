@@ -1,17 +1,20 @@
 """Classify a provider's failure by HTTP status or by its text: the tables that all dialects share.
 
-A dialect decides by the fields of its frames first; see `provider_errors.py` of each dialect. These
-tables are the last resort, for agents and versions that report a failure only as text. All
-functions are pure. A text without a known phrase is no proof, so the kind is then OTHER.
+A dialect decides by the fields of its frames first; see `provider_errors.py` of each dialect. The
+text decides where an agent reports a failure only as text. Otherwise it only refines the kind that
+a field names: see `refined`. All functions are pure. A text without a known phrase is no proof, so
+the kind is then OTHER.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from banksman.core.dialects.meaning import ProviderFailure
+from banksman.core.wire.cut_text import cut
+from banksman.core.wire.partial_json import NUMBER_MAX, number
 from banksman.errors import ErrorKind
 
 # An error message is short. Only this much of a longer text is searched.
@@ -98,16 +101,31 @@ _BY_TEXT: tuple[tuple[ErrorKind, tuple[str, ...]], ...] = (
         ),
     ),
 )
-# "API Error: 429 …", "status 429", "(429)", "last status: 429". A bare number proves nothing.
+# The kinds that a text may prove although a field names a more general one. APIs report a long
+# prompt and an empty credit as a bad request, and a used up account as a throttle.
+_REFINED = {
+    ErrorKind.INVALID_REQUEST: (ErrorKind.CONTEXT_OVERFLOW, ErrorKind.BILLING),
+    ErrorKind.RATE_LIMITED: (ErrorKind.USAGE_LIMIT, ErrorKind.BILLING),
+}
+# "API Error: 429 …", "status 429", "(429)", "last status: 429", "429 Too Many Requests". A bare
+# number proves nothing: "401 bottles".
 _STATUS = re.compile(
-    r"(?:\b(?:status|error|code|http)\b[^\w]{0,3}|^|\()([45]\d\d)\b", re.IGNORECASE
-)
-# "try again in 1.5s", "retry after 20 seconds", "try again in 5 minutes".
-_WAIT = re.compile(
-    r"\b(?:try again|retry)[ -](?:in|after)[: ]{0,2}(\d{1,6}(?:\.\d{1,3})?) ?(ms|s|sec|m|min|h)?",
+    r"(?:\b(?:status|error|code|http)\b[^\w]{0,3}|\()([45]\d\d)\b"
+    r"|^([45]\d\d)(?=[:,]|\s*+(?:$|\{|status code)|\s(?-i:[A-Z]))",
     re.IGNORECASE,
 )
-_UNIT_SECONDS = {"ms": 0.001, "m": 60.0, "min": 60.0, "h": 3600.0}
+# "try again in 1.5s", "retry after 20 seconds", "try again in 5 minutes", "try again in 6m0s".
+_WAIT = re.compile(
+    r"\b(?:try again|retry)[ -](?:in|after)[: ]{0,2}(\d++(?:\.\d++)?+)(?![.,]\d) ?([a-z]*)",
+    re.IGNORECASE,
+)
+_UNIT_SECONDS = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
+    **dict.fromkeys(("", "s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+}
 
 
 def kind_of_status(status: int | None) -> ErrorKind | None:
@@ -118,24 +136,34 @@ def kind_of_status(status: int | None) -> ErrorKind | None:
     return _BY_STATUS.get(status, default)
 
 
-def kind_of_text(text: str) -> ErrorKind | None:
-    """Return the kind that a phrase of the text proves; None without such a phrase."""
+def kind_of_text(text: str, among: Collection[ErrorKind] = tuple(ErrorKind)) -> ErrorKind | None:
+    """Return the first kind that a phrase of the text proves; None without such a phrase."""
     said = text[:TEXT_CHARACTERS_MAX].lower()
-    return next((kind for kind, phrases in _BY_TEXT if any(p in said for p in phrases)), None)
+    return next(
+        (kind for kind, phrases in _BY_TEXT if kind in among and any(p in said for p in phrases)),
+        None,
+    )
+
+
+def refined(named: ErrorKind, text: str) -> ErrorKind:
+    """Return the kind that a field names, or a more specific one that the text proves.
+
+    A text may contain anything, so it never contradicts a field.
+    """
+    return kind_of_text(text, _REFINED.get(named, ())) or named
 
 
 def status_in(text: str) -> int | None:
     """Return the HTTP status that an error text mentions."""
     found = _STATUS.search(text[:TEXT_CHARACTERS_MAX])
-    return None if found is None else int(found[1])
+    return None if found is None else int(found[1] or found[2])
 
 
 def wait_in(text: str) -> float | None:
-    """Return the wait in seconds that an error text asks for."""
+    """Return the wait in seconds that an error text asks for; None if it is not understood."""
     found = _WAIT.search(text[:TEXT_CHARACTERS_MAX])
-    if found is None:
-        return None
-    return float(found[1]) * _UNIT_SECONDS.get((found[2] or "s").lower(), 1.0)
+    unit = None if found is None else _UNIT_SECONDS.get(found[2].lower())
+    return None if found is None or unit is None else as_seconds(float(found[1]) * unit)
 
 
 def by_text(text: str, raw: Mapping[str, Any] | None = None) -> ProviderFailure:
@@ -153,22 +181,27 @@ def as_status(value: Any) -> int | None:
 
 def as_seconds(value: Any) -> float | None:
     """Return a value of a frame if it is a usable duration in seconds."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value <= WAIT_SECONDS_MAX else None
+    seconds = number(value)
+    return None if seconds is None or seconds > WAIT_SECONDS_MAX else seconds
 
 
 def as_time(value: Any) -> float | None:
     """Return a value of a frame if it is a usable time in seconds since 1970, UTC."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    time = number(value)
     # Until the year 2286. A time in milliseconds is larger than that.
-    return float(value) if is_number and 0 < value < 1e10 else None
+    return time if time and time < 1e10 else None
 
 
 def shortened(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a failure for the log: plain values only, long texts cut."""
     kept = {
-        name: value[:RAW_CHARACTERS_MAX] if isinstance(value, str) else value
+        name: cut(value, RAW_CHARACTERS_MAX) if isinstance(value, str) else value
         for name, value in fields.items()
-        if isinstance(value, str | int | float)
+        if isinstance(value, str) or _is_small(value)
     }
     return dict(list(kept.items())[:RAW_FIELDS_MAX])
+
+
+def _is_small(value: Any) -> bool:
+    # The code of a JSON-RPC error is negative.
+    return isinstance(value, int | float) and abs(value) <= NUMBER_MAX

@@ -12,6 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from banksman.core.wire.partial_json import count
+
 # A larger count is a mistake of the agent. The sum of many counts fits into 64 bits.
 COUNT_MAX = 10**12
 
@@ -100,6 +102,5 @@ def tokens_in(usage: Mapping[str, Any] | None) -> Tokens | None:
 
 
 def _count(usage: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    value = next((usage[name] for name in names if name in usage), 0)
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_count and 0 <= value <= COUNT_MAX else 0
+    value = count(next((usage[name] for name in names if name in usage), 0))
+    return 0 if value is None or value > COUNT_MAX else value

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard
 
+from banksman.core.wire.cut_text import cut
+
 # NESTED_MAX in validator.py explains the share of this depth in the stack.
 VALUE_DEPTH_MAX = 64
 # The bound of one validation: the number of schemas applied to parts of the value. This takes a
@@ -161,7 +163,7 @@ def member(path: str, name: str) -> str:
 def shown(value: object) -> str:
     """Return a short printable form of any value."""
     if is_text(value):
-        return f"{value!r}" if len(value) <= SHOWN_CHARS_MAX else f"{value[:SHOWN_CHARS_MAX]!r}…"
+        return repr(cut(value, SHOWN_CHARS_MAX))
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int):

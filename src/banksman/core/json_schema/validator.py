@@ -34,6 +34,7 @@ from banksman.core.json_schema.json_value import (
     shown,
 )
 from banksman.core.json_schema.regex import HINT, BadPattern, MatchTooCostly, compiled
+from banksman.core.wire.cut_text import cut
 from banksman.errors import UsageError
 
 # Bounds nested schemas, and a chain of `$ref` that does not descend in the value.
@@ -452,8 +453,7 @@ def _one_of(holding: _Holding, at: _Place, schemas: Sequence[Any]) -> SchemaFaul
 def _none_fits(at: _Place, reasons: list[str]) -> SchemaFault:
     # Cut the text, because reasons nest: a reason may contain the reasons of inner alternatives.
     words = "; ".join(dict.fromkeys(reasons))
-    cut = words if len(words) <= REASONS_CHARS_MAX else f"{words[:REASONS_CHARS_MAX]}…"
-    return SchemaFault(at.path, f"matches no alternative ({cut})")
+    return SchemaFault(at.path, f"matches no alternative ({cut(words, REASONS_CHARS_MAX)})")
 
 
 def _not(holding: _Holding, at: _Place, schema: object) -> SchemaFault | None:

@@ -25,6 +25,7 @@ from banksman.core.session import questions
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.history import OpenQuestion, SessionHistory
 from banksman.core.session.outcome import By, Kind
+from banksman.core.session.state import Session
 from banksman.core.session.turn import Turn
 from banksman.core.session.usage import Usage, caller_of
 from banksman.core.wire.redaction import REDACTED
@@ -55,7 +56,7 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
         _ended(past, ask.id, Kind.WITHDRAWN, By.WITHDRAWN, None, spent=session.spent)
         for ask in needless
     ]
-    # The agent's spending on these turns is unknown, so the cost of the next turn is unknown too.
+    spent = _spent(session)
     if session.own is not None:
         own = session.own
         entries.append(
@@ -65,7 +66,7 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
                 Kind.UNKNOWN,
                 By.EXIT,
                 ERROR,
-                spent=None,
+                spent=spent,
                 counts=own,
                 origin=own.origin,
             )
@@ -77,7 +78,7 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
             Kind.UNKNOWN,
             By.EXIT,
             ERROR,
-            spent=None,
+            spent=spent,
             counts=session.turn if index == 0 else None,
         )
         for index, ask in enumerate(unknown)
@@ -94,6 +95,17 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
         swept=list(swept),
     )
     return [*entries, recovered]
+
+
+def _spent(session: Session) -> float | None:
+    """Return the last known cost of the conversation; None if it was never known.
+
+    The agent's further spending on the open turns is part of its next total, and so of the cost of
+    the next turn.
+    """
+    open_turns = [turn for turn in (session.own, session.turn) if turn is not None]
+    counted = max((turn.meter.logged.usd or 0.0 for turn in open_turns), default=0.0)
+    return None if session.spent is None else session.spent + counted
 
 
 def _without_process(past: SessionHistory, question: OpenQuestion) -> Entry:

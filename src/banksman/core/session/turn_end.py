@@ -8,6 +8,7 @@ queue. `agent_output.py` detects the boundary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -296,7 +297,8 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
         following = replace(following, names_prompts=True, unwanted=turn.unwanted)
         work.set(turn=following, clocks=watchdogs.wound(state.config.clocks, work.at))
         work.arm_clocks(following)
-        stop_if_unwanted(work)
+        clock = _passed_deadline(work, following.asks)
+        stop_if_unwanted(work, Cause.INTERRUPT if clock is None else Cause.CLOCK, clock)
 
 
 def _end_asks(
@@ -318,6 +320,7 @@ def _requeue_for_limit(
     again = replace(turn.requeued(), limit_waits=turn.limit_waits + 1)
     counted = _counted(turn, outcome.used)
     work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted, **told)
+    _add(work, counted)
     work.set(queue=ask_queue.requeue(work.state.queue, again))
     limit_wait.begin_retry(work, wait)
 
@@ -362,12 +365,16 @@ def _requeue(work: Transition, ask: Ask) -> None:
         end_queued(work, ask, Kind.REFUSED, error=error)
 
 
+def _passed_deadline(work: Transition, asks: Sequence[Ask]) -> str | None:
+    """Return the name of the deadline as a clock, if that of one of the asks has passed."""
+    is_late = any(ask.due is not None and ask.due <= work.at for ask in asks)
+    return watchdogs.DEADLINE if is_late else None
+
+
 def give_back(work: Transition, turn: Turn, ask: Ask) -> None:
     """Return a steered prompt that the agent did not take."""
     if ask.id in turn.unwanted:
-        is_late = ask.due is not None and ask.due <= work.at
-        clock = watchdogs.DEADLINE if is_late else None
-        end_queued(work, ask, Kind.WITHDRAWN, clock=clock)
+        end_queued(work, ask, Kind.WITHDRAWN, clock=_passed_deadline(work, (ask,)))
     else:
         _requeue(work, ask)
     work.set_turn(replace(turn, steered=tuple(other for other in turn.steered if other is not ask)))

@@ -2,7 +2,8 @@
 
 The object may be cut off, nested too deep, or contain one bad value. `split` reads its top-level
 members, `mended` replaces invalid text, and `decoded` decodes a value and mends it if that fails.
-The accessors at the end (`text`, `items`, `mapping`) treat a value of the wrong type as missing.
+The accessors at the end (`text`, `number`, `mapping`) treat a value of the wrong type as missing,
+and also a number out of bounds.
 
 A decoder returns either the whole line or nothing. That is wrong for the one frame that matters:
 the boundary. If it cannot be read because of an emoji cut in half, or because only its first bytes
@@ -24,6 +25,9 @@ import msgspec
 
 # Errors that a decoder may raise over bytes from an agent; nothing else is caught.
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+# Every integer up to this one is exact as a float, and the sum of thousands fits into 64 bits.
+NUMBER_MAX = 10**15
 
 # All quantifiers are possessive: a match never backtracks, so each pattern takes linear time.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -165,6 +169,20 @@ def text(value: Any) -> str | None:
 def texts(value: Any) -> tuple[str, ...]:
     """Return the items of a list that are strings."""
     return tuple(item for item in items(value) if isinstance(item, str))
+
+
+def number(value: Any) -> float | None:
+    """Return the value if it is an amount (a cost, a time, a count): from 0 to `NUMBER_MAX`.
+
+    JSON has integers beyond every float. A larger or a negative amount is a mistake of the agent.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= NUMBER_MAX else None
+
+
+def count(value: Any) -> int | None:
+    """Return the value if it is an amount without a fraction; else None."""
+    return value if isinstance(value, int) and number(value) is not None else None
 
 
 def items(value: Any) -> list[Any]:

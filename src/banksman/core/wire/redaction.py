@@ -18,6 +18,9 @@ Each character of a secret may have a different spelling:
                         tool, the output of a tool)
     percent-encoded     `%XX` for characters that a URL cannot hold, and `+` for a space
 
+A secret that Banksman itself cuts at the end of a text is found by the mark of the cut. See
+`cut_text.py`.
+
 **Limits.** A secret that is cut over two lines is not found here. An agent that streams sends a
 word in pieces, and each piece is a separate line; `stream_redaction.py` finds a secret there.
 Base64, hex, compression and reversed secrets are not found either. Nor is a secret found that
@@ -44,6 +47,7 @@ import msgspec
 from banksman.core.session import event as events
 from banksman.core.session.event import FRAMES, Entry
 from banksman.core.session.outcome import By, Kind
+from banksman.core.wire.cut_text import CUT
 from banksman.errors import UsageError
 
 # Words that a reader of the log depends on: the names of events, and the outcomes of turns.
@@ -86,6 +90,8 @@ _TOKENS = re.compile(
 )
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 _UNESCAPED = {escape: char for char, escape in _SHORT_ESCAPES.items()}
+# The part of the mark that no encoder escapes.
+_CUT_NEEDLE = b"[cut]"
 # This many first characters of a secret seldom occur by chance.
 _START_CHARS = 4
 # The longest spelling of a character: two `\uXXXX`, or four `%XX`.
@@ -164,7 +170,7 @@ class Redactor:
         is_plain = all(_UNRESERVED.fullmatch(anchor) for anchor in anchors)
         self._escape = b"\\u00" if is_plain else b"\\u"
         self._needles = [anchor.encode() for anchor in sorted(anchors)] + (
-            [] if is_plain else [b"%"]
+            [_CUT_NEEDLE] if is_plain else [_CUT_NEEDLE, b"%"]
         )
 
     def __repr__(self) -> str:
@@ -179,7 +185,13 @@ class Redactor:
         )
 
     def redact_text(self, text: str) -> str:
-        """Return a text without the secrets, in any of their spellings."""
+        """Return a text without the secrets, in any of their spellings.
+
+        Where the text is cut (see `cut_text.py`), the beginning of a secret is removed too.
+        """
+        if CUT in text:
+            *pieces, last = text.split(CUT)
+            text = "".join((*(f"{self._without_begun(piece)}{CUT}" for piece in pieces), last))
         spans = self.found(text)
         if not spans:
             return text
@@ -194,6 +206,13 @@ class Redactor:
             pieces += (text[kept_from:start], REDACTED)
             kept_from, start, end = end, next_start, next_end
         return "".join((*pieces, text[kept_from:start], REDACTED, text[end:]))
+
+    def _without_begun(self, text: str) -> str:
+        until = min((start for start, _ in self.begun(text)), default=len(text))
+        # The removal itself must not divide a whole secret.
+        for start, end in reversed(self.found(text)):
+            until = start if start < until < end else until
+        return text[:until]
 
     def redact_ends(self, head: str, tail: str) -> tuple[str, str]:
         """Redact both ends of a text whose middle was left out, also a secret that the cut divides.

@@ -89,12 +89,15 @@ def test_error_reply_after_cancel_is_aborted_turn() -> None:
     assert over.is_aborted
 
 
+BAD_COSTS = [{"amount": amount, "currency": "USD"} for amount in (-1, 10**400, 1e300, "1")]
+
+
 def test_turn_end_reports_last_cost() -> None:
     talk = ready()
     id = talk.prompts()["id"]
     dollars = {"amount": 0.25, "currency": "USD"}
     assert talk.update("usage_update", used=1, size=2, cost=dollars) == [UsageReported(spent=0.25)]
-    for cost in ({"amount": 9, "currency": "EUR"}, {"amount": True}, "x", None):
+    for cost in ({"amount": 9, "currency": "EUR"}, {"amount": True}, "x", None, *BAD_COSTS):
         assert talk.update("usage_update", used=1, size=2, cost=cost) == []
     assert talk.over(id).spent == 0.25
 

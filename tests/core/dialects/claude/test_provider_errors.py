@@ -77,6 +77,38 @@ def test_reset_time_of_older_version_is_read_from_text() -> None:
     assert (found.kind, found.limited_until) == (ErrorKind.USAGE_LIMIT, float(RESET))
 
 
+@pytest.mark.parametrize(
+    ("status", "name", "text", "kind"),
+    [
+        (529, "overloaded_error", "Overloaded (prompt is too long for the fast lane)", ErrorKind.OVERLOADED),
+        (401, "authentication_error", "bad key; prompt is too long", ErrorKind.AUTH),
+        (401, None, "Credit balance is too low", ErrorKind.AUTH),
+        (401, None, f"the last message: limit reached|{RESET}", ErrorKind.AUTH),
+        (None, "overloaded_error", f"limit reached|{RESET}", ErrorKind.OVERLOADED),
+        (None, None, "API Error: 529 prompt is too long", ErrorKind.OVERLOADED),
+        # The text is compatible with the field, and more specific.
+        (429, "rate_limit_error", "You've hit your usage limit", ErrorKind.USAGE_LIMIT),
+        (429, "rate_limit_error", f"limit reached|{RESET}", ErrorKind.USAGE_LIMIT),
+        (413, "request_too_large", "prompt is too long", ErrorKind.CONTEXT_OVERFLOW),
+        # No field names a kind.
+        (None, None, "prompt is too long", ErrorKind.CONTEXT_OVERFLOW),
+        (200, None, "prompt is too long", ErrorKind.CONTEXT_OVERFLOW),
+        (None, None, "401 bottles of beer", ErrorKind.OTHER),
+    ],
+)
+def test_text_refines_fields_and_never_contradicts_them(
+    status: int | None, name: str | None, text: str, kind: ErrorKind
+) -> None:
+    found = failure(api_error_status=status, api_error_type=name, result=text)
+    assert found.kind is kind
+    assert (found.limited_until is not None) == (kind is ErrorKind.USAGE_LIMIT and str(RESET) in text)
+
+
+def test_text_about_limit_does_not_hide_the_agents_own_end() -> None:
+    found = failure(subtype="error_max_turns", result=f"usage limit reached|{RESET}")
+    assert (found.kind, found.limited_until) == (ErrorKind.MAX_TURNS, None)
+
+
 def test_successful_result_has_no_failure() -> None:
     over = CLAUDE.read(line({"type": "result", "subtype": "success", "result": "API Error: 500"}))
     assert over == TurnOver(text="API Error: 500")
@@ -93,6 +125,15 @@ def test_retry_without_status_is_a_network_failure() -> None:
     assert CLAUDE.read(line(frame)) == Retrying(2, "unknown", ErrorKind.NETWORK)
     odd = {"type": "system", "subtype": "api_retry", "attempt": -1, "retry_delay_ms": "1", "error": 3}
     assert CLAUDE.read(line(odd)) == Retrying(1, "unknown", ErrorKind.NETWORK)
+
+
+@pytest.mark.parametrize("large", [10**16, 10**310, 10**400, 1e300])
+def test_numbers_out_of_bounds_are_missing(large: float) -> None:
+    frame = {"type": "system", "subtype": "api_retry", "attempt": large, "max_retries": large, "retry_delay_ms": large}
+    assert CLAUDE.read(line(frame)) == Retrying(1, "unknown", ErrorKind.NETWORK)
+    assert failure(api_error_status=large).raw == {"subtype": "success", "terminal_reason": "api_error"}
+    told = limits(rateLimitType="five_hour", utilization=large, resetsAt=large)
+    assert told == LimitsReported((LimitWindow("five_hour"),))
 
 
 def limits(**info: Any) -> object:

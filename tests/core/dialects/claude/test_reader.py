@@ -420,6 +420,9 @@ def test_line_has_expected_meaning(line: bytes, meaning: Meaning | None) -> None
         # The cost of this turn alone, if the frame gives it for each model.
         ({"model_usage_since_last_result": {"m": {"costUSD": 1}, "n": {"costUSD": 0.5}}}, TurnOver(cost=1.5)),
         ({"model_usage_since_last_result": {}}, TurnOver(cost=0.0)),
+        # No cost is negative or beyond every bound.
+        ({"total_cost_usd": -100, "model_usage_since_last_result": {"m": {"costUSD": -1}}}, TurnOver()),
+        ({"total_cost_usd": 10**400}, TurnOver()),
         ({"model_usage_since_last_result": {"m": {"costUSD": 1}, "n": {}}}, TurnOver()),
         ({"model_usage_since_last_result": {"m": 1}}, TurnOver()),
         ({"model_usage_since_last_result": [1], "total_cost_usd": 1}, TurnOver(spent=1.0)),

@@ -13,6 +13,7 @@ from tests.core.dialects.recordings.corpus import line
 
 from banksman.core.dialects.codex import CODEX, provider_errors
 from banksman.core.dialects.meaning import LimitsReported, LimitWindow, Noise, Retrying
+from banksman.core.wire.cut_text import CUT
 from banksman.errors import ErrorKind
 
 RESET = 1794994143
@@ -35,6 +36,9 @@ def connection(status: int | None, word: str = "httpConnectionFailed") -> dict[s
         (connection(403), "unexpected status 403 Forbidden: no", ErrorKind.AUTH, 403),
         (connection(404), "unexpected status 404 Not Found: no", ErrorKind.INVALID_REQUEST, 404),
         (connection(429, "responseTooManyFailedAttempts"), "exceeded retry limit", ErrorKind.RATE_LIMITED, 429),
+        (connection(529), "status 529: prompt is too long", ErrorKind.OVERLOADED, 529),
+        (connection(429), "You’ve hit your usage limit.", ErrorKind.USAGE_LIMIT, 429),
+        ("badRequest", "maximum context length", ErrorKind.CONTEXT_OVERFLOW, None),
         (connection(529), "unexpected status 529", ErrorKind.OVERLOADED, 529),
         (connection(None), "it did not work", ErrorKind.NETWORK, None),
         ("usageLimitExceeded", "You’ve hit your usage limit.", ErrorKind.USAGE_LIMIT, None),
@@ -90,3 +94,17 @@ def test_rate_limits_report_windows() -> None:
 def test_rate_limits_without_window_are_noise(told: dict[str, Any]) -> None:
     """An account that pays by use has no windows."""
     assert limits(**told) == Noise()
+
+
+def test_numbers_out_of_bounds_are_missing() -> None:
+    window = {"usedPercent": 10, "resetsAt": 10**400}
+    told = provider_errors.limits({"primary": window, "secondary": {"usedPercent": 10**400}})
+    assert told == LimitsReported((LimitWindow("primary", used=0.1),))
+    found = provider_errors.failure({"codexErrorInfo": connection(10**400)}, "no")
+    assert found.status is None
+
+
+def test_long_name_of_limit_is_cut_with_mark() -> None:
+    """Only a marked cut lets the redactor recognise a divided secret."""
+    told = provider_errors.limits({"limitId": "l" * 100, "primary": {"usedPercent": 1}})
+    assert told == LimitsReported((LimitWindow(f"{'l' * 25}{CUT} primary", used=0.01),))

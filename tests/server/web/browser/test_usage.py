@@ -30,6 +30,14 @@ def test_page_shows_usage_by_day_and_by_caller(visits: Visits) -> None:
     view.get_by_role("button", name="By caller").click()
     expect(view.locator("tbody th")).to_have_text(["alice", "bob <b>"])
     expect(view.locator("tbody tr").first.locator("td").first).to_have_text("2")
+    # A long name without a space is wrapped, so that the numbers stay visible.
+    long = "a" * 200
+    turn = served.post(f"/v1/sessions/{session}/turns", {"prompt": "hello", "caller": long})["turn"]
+    assert served.outcome(session, turn)["kind"] == "done"
+    view.get_by_role("button", name="By agent").click()
+    view.get_by_role("button", name="By caller").click()
+    expect(view.locator("tbody th")).to_have_text([long, "alice", "bob <b>"])
+    assert view.locator(".usage-table").evaluate("it => it.scrollWidth <= it.clientWidth")
     view.get_by_role("button", name="By session").click()
     expect(view.locator("tbody th")).to_have_text([session])
     # The back button leads to the session again.

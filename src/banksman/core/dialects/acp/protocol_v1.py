@@ -15,8 +15,9 @@ from typing import Any, cast
 import msgspec
 
 from banksman.core.dialects.dialect import Quirks, Setup, client
+from banksman.core.wire.cut_text import cut
 from banksman.core.wire.jsonrpc import INVALID_PARAMS, Failure
-from banksman.core.wire.partial_json import mapping, mappings, text
+from banksman.core.wire.partial_json import mapping, mappings, number, text
 
 VERSION = 1
 
@@ -364,17 +365,10 @@ def usage_beside(result: Mapping[str, Any]) -> dict[str, Any]:
 def spent(update: Mapping[str, Any]) -> float | None:
     """Return the cost of the conversation until now in US dollars, if the agent reports it."""
     cost = mapping(update.get("cost"))
-    amount = cost.get("amount")
-    if (
-        not isinstance(amount, int | float)
-        or isinstance(amount, bool)
-        or cost.get("currency") != "USD"
-    ):
-        return None
-    # A JSON integer may exceed every float. A huge or a negative cost is invalid.
-    return float(amount) if 0 <= amount < 1e12 else None
+    amount = number(cost.get("amount"))
+    return None if amount is None or cost.get("currency") != "USD" else amount
 
 
 def shown(words: str) -> str:
     """Truncate a text for display."""
-    return words if len(words) <= SHOWN_CHARACTERS_MAX else f"{words[:SHOWN_CHARACTERS_MAX]}…"
+    return cut(words, SHOWN_CHARACTERS_MAX)

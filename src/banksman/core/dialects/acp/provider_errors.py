@@ -26,13 +26,14 @@ def failure(error: Failure, told: str) -> ProviderFailure:
     """Classify the error of a reply. `told`: the whole text of the failure."""
     data = mapping(error.data)
     status = _first(data, _STATUS, failure_texts.as_status) or failure_texts.as_status(error.code)
-    details = text(data.get("details"))
+    named = ErrorKind.AUTH if error.code == AUTH_REQUIRED else failure_texts.kind_of_status(status)
     # The text of the error itself may begin with "Internal error", which hides a status behind it.
-    status = status or failure_texts.status_in(details or "") or failure_texts.status_in(told)
-    by_text = failure_texts.kind_of_text(told)
-    if error.code == AUTH_REQUIRED:
-        kind = ErrorKind.AUTH
+    details = text(data.get("details")) or ""
+    status = status or _status_in(details) or failure_texts.status_in(told)
+    if named is not None:
+        kind = failure_texts.refined(named, told)
     else:
+        by_text = failure_texts.kind_of_text(told)
         kind = by_text or failure_texts.kind_of_status(status) or ErrorKind.OTHER
     return ProviderFailure(
         kind,
@@ -40,6 +41,13 @@ def failure(error: Failure, told: str) -> ProviderFailure:
         retry_after=_first(data, _WAIT, failure_texts.as_seconds) or failure_texts.wait_in(told),
         raw=failure_texts.shortened({"code": error.code, **data}),
     )
+
+
+def _status_in(details: str) -> int | None:
+    """Return the status in the details of an error, which often begin with it: "400 no"."""
+    first, _, _ = details[: failure_texts.TEXT_CHARACTERS_MAX].partition(" ")
+    number = int(first) if first.isascii() and first.isdecimal() and len(first) == 3 else None
+    return failure_texts.as_status(number) or failure_texts.status_in(details)
 
 
 def stopped(reason: str | None, told: str) -> ProviderFailure:

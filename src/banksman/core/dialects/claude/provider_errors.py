@@ -24,7 +24,8 @@ from banksman.core.dialects.meaning import (
     ProviderFailure,
     Retrying,
 )
-from banksman.core.wire.partial_json import mapping, text
+from banksman.core.wire.cut_text import cut
+from banksman.core.wire.partial_json import count, mapping, number, text
 from banksman.errors import ErrorKind
 
 # By `subtype` or `terminal_reason` of a result.
@@ -67,8 +68,6 @@ _BY_RETRY = {
     "invalid_request": ErrorKind.INVALID_REQUEST,
     "model_not_found": ErrorKind.INVALID_REQUEST,
 }
-# The API reports these with the type of a plain bad request, so only the text tells.
-_TEXT_FIRST = (ErrorKind.BILLING, ErrorKind.CONTEXT_OVERFLOW)
 # Older versions: "Claude AI usage limit reached|1760000000".
 _RESET = re.compile(r"limit reached\|(\d{9,10})\b")
 
@@ -84,18 +83,22 @@ def failure(
 ) -> ProviderFailure:
     """Classify a failed result. `error`: its text."""
     status = failure_texts.as_status(api_error_status) or failure_texts.status_in(error)
-    by_text = failure_texts.kind_of_text(error)
-    kind = (
+    named = (
         _BY_END.get(text(subtype) or "")
         or _BY_END.get(text(terminal_reason) or "")
         or _BY_CAUSE.get(text(api_error) or "")
-        or (by_text if by_text in _TEXT_FIRST else None)
         or _BY_TYPE.get(text(api_error_type) or "")
         or failure_texts.kind_of_status(status)
-        or by_text
-        or ErrorKind.OTHER
     )
-    reset = _RESET.search(error[: failure_texts.TEXT_CHARACTERS_MAX])
+    reset = None
+    if named in (None, ErrorKind.RATE_LIMITED, ErrorKind.USAGE_LIMIT):
+        reset = _RESET.search(error[: failure_texts.TEXT_CHARACTERS_MAX])
+    if reset is not None:
+        kind = ErrorKind.USAGE_LIMIT
+    elif named is not None:
+        kind = failure_texts.refined(named, error)
+    else:
+        kind = failure_texts.kind_of_text(error) or ErrorKind.OTHER
     raw = {
         "subtype": subtype,
         "terminal_reason": terminal_reason,
@@ -104,7 +107,7 @@ def failure(
         "api_error_status": api_error_status,
     }
     return ProviderFailure(
-        ErrorKind.USAGE_LIMIT if reset is not None else kind,
+        kind,
         status=status,
         retry_after=failure_texts.wait_in(error),
         limited_until=None if reset is None else float(reset[1]),
@@ -117,12 +120,12 @@ def retrying(frame: Mapping[str, Any]) -> Retrying:
     cause = text(frame.get("error")) or "unknown"
     status = failure_texts.as_status(frame.get("error_status"))
     kind = _BY_RETRY.get(cause) or failure_texts.kind_of_status(status)
-    delay = frame.get("retry_delay_ms")
+    delay = number(frame.get("retry_delay_ms"))
     return Retrying(
-        attempt=_count(frame.get("attempt")) or 1,
-        attempts_max=_count(frame.get("max_retries")),
-        delay=failure_texts.as_seconds(delay / 1000 if isinstance(delay, int | float) else None),
-        cause=cause,
+        attempt=count(frame.get("attempt")) or 1,
+        attempts_max=count(frame.get("max_retries")) or None,
+        delay=failure_texts.as_seconds(None if delay is None else delay / 1000),
+        cause=cut(cause, failure_texts.RAW_CHARACTERS_MAX),
         # Without a status there was no answer at all.
         kind=kind or (ErrorKind.NETWORK if status is None else ErrorKind.OTHER),
         status=status,
@@ -152,7 +155,3 @@ def _window(name: str, window: Mapping[str, Any], info: Mapping[str, Any]) -> Li
         # A used up window is no obstacle while the account pays for the overage.
         is_exhausted=window.get("status") == "rejected" and info.get("isUsingOverage") is not True,
     )
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -57,6 +57,7 @@ from banksman.core.dialects.meaning import (
     UsageReported,
 )
 from banksman.core.dialects.tokens import NO_TOKENS, Tokens, tokens_in
+from banksman.core.wire.cut_text import cut
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import (
     UNDECODABLE,
@@ -65,6 +66,7 @@ from banksman.core.wire.partial_json import (
     mapping,
     mappings,
     mended,
+    number,
     split,
     text,
     texts,
@@ -213,7 +215,7 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
             error="frame_too_large",
             stop_reason=text(frame.stop_reason),
             usage=mapping(frame.usage) or None,
-            spent=_number(frame.total_cost_usd),
+            spent=number(frame.total_cost_usd),
             tokens=tokens_in(mapping(frame.usage)),
             failure=ProviderFailure(ErrorKind.PROTOCOL),
         )
@@ -331,7 +333,7 @@ def _task(task: Mapping[str, Any]) -> BackgroundTask | None:
     if id is None:
         return None
     kind, description = text(task.get("task_type")) or "", text(task.get("description")) or ""
-    return BackgroundTask(id, kind, description[:DESCRIPTION_CHARACTERS_MAX])
+    return BackgroundTask(id, kind, cut(description, DESCRIPTION_CHARACTERS_MAX))
 
 
 def _lifecycle(frame: _ClaudeFrame) -> Meaning | None:
@@ -367,7 +369,7 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
         error=error,
         stop_reason=text(frame.stop_reason),
         usage=mapping(frame.usage) or None,
-        spent=_number(frame.total_cost_usd),
+        spent=number(frame.total_cost_usd),
         cost=_cost(frame),
         tokens=_tokens(frame),
         failure=failure,
@@ -404,7 +406,7 @@ def _cost(frame: _ClaudeFrame) -> float | None:
     The total is no substitute: it continues through a resume and falls back after a kill.
     """
     models = frame.model_usage_since_last_result
-    costs = [_number(mapping(model).get("costUSD")) for model in mapping(models).values()]
+    costs = [number(mapping(model).get("costUSD")) for model in mapping(models).values()]
     if not isinstance(models, dict) or None in costs:
         return None
     return sum((cost for cost in costs if cost is not None), 0.0)
@@ -513,9 +515,3 @@ def _conversation(frame: _ClaudeFrame) -> str | None:
     return (
         name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
     )
-
-
-def _number(value: Any) -> float | None:
-    # A JSON integer may exceed every float.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) < 1e300 else None

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from banksman.core.wire.partial_json import UNDECODABLE, decoded, mapping, mappings
+from banksman.core.wire.partial_json import UNDECODABLE, count, decoded, mapping, mappings, number
 
 Update = dict[str, Any]
 
@@ -348,19 +348,15 @@ def _usage(frame: dict[str, Any]) -> list[Update]:
         "output_tokens",
     )
     windows = [
-        _count(mapping(model).get("contextWindow"))
+        count(mapping(model).get("contextWindow")) or 0
         for model in mapping(frame.get("modelUsage")).values()
     ]
     update: Update = {
         "sessionUpdate": "usage_update",
-        "used": sum(_count(usage.get(name)) for name in names),
+        "used": sum(count(usage.get(name)) or 0 for name in names),
         "size": max(windows, default=0),
     }
     cost = frame.get("total_cost_usd")
-    if isinstance(cost, int | float) and not isinstance(cost, bool):
+    if number(cost) is not None:
         update["cost"] = {"amount": cost, "currency": "USD"}
     return [update]
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

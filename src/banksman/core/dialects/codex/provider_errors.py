@@ -24,6 +24,7 @@ from banksman.core.dialects.meaning import (
     ProviderFailure,
     Retrying,
 )
+from banksman.core.wire.cut_text import cut
 from banksman.core.wire.partial_json import decoded, mapping, text
 from banksman.errors import ErrorKind
 
@@ -68,13 +69,16 @@ def failure(error: Mapping[str, Any], told: str) -> ProviderFailure:
     """Classify the `error` of a message. `told`: the whole text of the failure."""
     info, status = _info(error)
     status = status or failure_texts.status_in(told)
-    kind = (
+    named = (
         _BY_INFO.get(info)
         or _by_body(text(error.get("message")) or "")
         or failure_texts.kind_of_status(status)
-        or failure_texts.kind_of_text(told)
-        or (ErrorKind.NETWORK if info in _CONNECTION else ErrorKind.OTHER)
     )
+    if named is not None:
+        kind = failure_texts.refined(named, told)
+    else:
+        default = ErrorKind.NETWORK if info in _CONNECTION else ErrorKind.OTHER
+        kind = failure_texts.kind_of_text(told) or default
     return ProviderFailure(
         kind,
         status=status,
@@ -92,7 +96,7 @@ def retrying(error: Mapping[str, Any]) -> Retrying:
     return Retrying(
         attempt=1 if counts is None else int(counts[1]),
         attempts_max=None if counts is None else int(counts[2]),
-        cause=cause[: failure_texts.RAW_CHARACTERS_MAX],
+        cause=cut(cause, failure_texts.RAW_CHARACTERS_MAX),
         kind=failed.kind,
         status=failed.status,
     )
@@ -101,7 +105,7 @@ def retrying(error: Mapping[str, Any]) -> Retrying:
 def limits(told: Mapping[str, Any]) -> LimitsReported | None:
     """Return the windows of `account/rateLimits/updated`; None if it names no window."""
     limit = text(told.get("limitId")) or _PLAIN_LIMIT
-    prefix = "" if limit == _PLAIN_LIMIT else f"{limit} "[: WINDOW_NAME_CHARACTERS_MAX // 2]
+    prefix = "" if limit == _PLAIN_LIMIT else f"{cut(limit, WINDOW_NAME_CHARACTERS_MAX // 2)} "
     windows: list[LimitWindow] = []
     for name in ("primary", "secondary"):
         window = mapping(told.get(name))

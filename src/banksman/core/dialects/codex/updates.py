@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from banksman.core.wire.partial_json import UNDECODABLE, decoded, items, mapping, text
+from banksman.core.wire.partial_json import UNDECODABLE, count, decoded, items, mapping, text
 
 Update = dict[str, Any]
 
@@ -325,8 +325,4 @@ def _plan(params: dict[str, Any]) -> list[Update]:
 def _usage(usage: dict[str, Any]) -> list[Update]:
     """Return the use of the context window by the last model call."""
     used, size = mapping(usage.get("last")).get("totalTokens"), usage.get("modelContextWindow")
-    return [{"sessionUpdate": "usage_update", "used": _count(used), "size": _count(size)}]
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return [{"sessionUpdate": "usage_update", "used": count(used) or 0, "size": count(size) or 0}]

@@ -1,0 +1,16 @@
+"""Cut a long text for the log, with a mark by which the redactor knows the cut.
+
+The core cuts texts before the log writer removes secrets. The rest of a divided secret is not
+recognised as a secret. So `Redactor.redact_text` also removes the beginning of a secret in front of
+the mark. A cut without the mark may store a part of a secret.
+"""
+
+from __future__ import annotations
+
+CUT = "… [cut]"
+
+
+def cut(text: str, characters_max: int) -> str:
+    """Return the text, or its beginning and the mark: together at most `characters_max`."""
+    assert characters_max >= len(CUT)
+    return text if len(text) <= characters_max else text[: characters_max - len(CUT)] + CUT
