@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import ctypes
     import signal as signals
     from collections.abc import Iterable, Sequence
+    from typing import Any
 else:
     import _signal as signals
 
@@ -323,8 +324,9 @@ def send_fds(sock: _socket.socket, data: bytes, fds: Sequence[int]) -> None:
 def accept(listener: _socket.socket) -> _socket.socket:
     """Accept one connection. Never blocks, if the listener does not."""
     # `accept` is a method of the wrapper in `socket` only. The type stubs do not know this one.
-    accepted: tuple[int, object] = listener._accept()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
-    return _socket.socket(fileno=accepted[0])
+    raw: Any = listener
+    fd: int = raw._accept()[0]
+    return _socket.socket(fileno=fd)
 
 
 def peer_uid(sock: _socket.socket) -> int:
