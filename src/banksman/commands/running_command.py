@@ -329,7 +329,7 @@ class RunningCommand:
         command is over, with an error that says so. If the future raises, the command continues.
         """
         if self._ladder.phase is not rungs.LadderPhase.RUNNING:
-            message = f"cannot hand over command {self.id}: it is being stopped"
+            message = f"cannot hand over command {self.id}: it has exited or is being stopped"
             raise Refused(message, hint="wait for its end", command=self.id)
         handed = self._process.hand_over(hold_seconds, secret)
         handed.add_done_callback(self._on_handed_over)

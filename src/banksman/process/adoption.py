@@ -87,19 +87,20 @@ class Claimed:
 
 
 async def claim(
-    name: str, secret: bytes, *, argv: tuple[bytes, ...] = (), lease: LeasePage | None = None
+    name: str, secret: bytes, *, argv: tuple[bytes, ...], lease: LeasePage | None = None
 ) -> Claimed:
     """Become the host of a child that another host has handed over.
 
-    `name`, `secret`: of the hand-over. `lease`: the page with the times by which the tree must end,
-    unless this host renews them. Without it the page of the old host stays in force, if there was
-    one.
+    `name`, `secret`: of the hand-over. `argv`: the words of its command. `lease`: the page with the
+    times by which the tree must end, unless this host renews them. Without it the page of the old
+    host stays in force, if there was one.
 
     Raises `NotFound` if no child waits there, `Refused` with the reason of its keeper, and
     `MachineError` if this takes too long. After an error the hold continues, except where the error
     says otherwise. Cancelling this call may lose the child: its keeper ends the tree then.
     """
     assert "/" not in name
+    assert argv
     path = held_folder() / name
     deadline = time.monotonic() + CLAIM_SECONDS_MAX
     while time.monotonic() < deadline:
@@ -137,6 +138,9 @@ async def _claim_once(
                 data, fds = syscalls.recv_fds(peer)
                 claimed = _answered(path.name, data, fds, argv)
             if claimed is not None:
+                # The keeper does this too, a moment later.
+                with contextlib.suppress(OSError):
+                    syscalls.unlink(path)
                 adopt = messages.encode(messages.ADOPT, claimed.keeper_pid)
                 # A dead zygote guards nothing. The keeper does it alone.
                 with contextlib.suppress(OSError):
