@@ -128,6 +128,12 @@ def handed_over_by_a_program(code: str, marker: str, path: Path, enough: int, se
     return name, int(pid)
 
 
+def wait_holds(command: Command) -> None:
+    """Wait until the keeper holds the tree. The loop does not run meanwhile, so the answer stays unread."""
+    fds = f"/proc/{command.keeper_pid}/fd"
+    wait_until(lambda: len(os.listdir(fds)) > 10, "the keeper to have the fds")
+
+
 def sockets_left() -> list[str]:
     return os.listdir(held_folder())
 
@@ -209,6 +215,9 @@ async def test_exit_before_the_answer_is_reported_to_the_successor(marker: str) 
         with frozen_guards(command.pid):
             os.kill(command.pid, signal.SIGKILL)
             handed = command.hand_over_nowait(LONG_SECONDS, SECRET)
+        wait_holds(command)
+        # A timer of the old host may look at this moment. The exit is not for it.
+        command.look_now()
         done = await adopt(await take(await handed)).wait()
         assert (done.ended, done.signal) == (Ended.EXITED, signal.SIGKILL)
 
@@ -613,10 +622,7 @@ async def test_host_keeps_the_child_when_the_keeper_answers_after_the_host_gave_
         command = await start(host, child(ECHO, marker), stdin="pipe")
         await wait_said(command, "ready")
         handed = command.hand_over_nowait(LONG_SECONDS, SECRET)
-        keeper = command.keeper_pid
-        assert keeper is not None
-        # The loop does not run meanwhile, so the answer stays unread.
-        wait_until(lambda: len(os.listdir(f"/proc/{keeper}/fd")) > 10, "the keeper to have the fds")
+        wait_holds(command)
         give_up(command)
         with pytest.raises(Refused, match="given up"):
             await handed
