@@ -67,7 +67,7 @@ class HandOver:
         self._keeper_pid = keeper_pid
         self._ends = ends
         self._on_answer = on_answer
-        self._path = Path()
+        self._path: Path | None = None
         self._message = b""
         self._sockets: list[_socket.socket] = []
         self._answer: _socket.socket | None = None
@@ -144,6 +144,7 @@ class HandOver:
 
     def _hear(self) -> None:
         assert self._answer is not None
+        assert self._path is not None
         try:
             data = syscalls.recv(self._answer)
         except BlockingIOError:
@@ -171,7 +172,8 @@ class HandOver:
             syscalls.send(self._control, messages.encode(messages.KEEP))
         with contextlib.suppress(OSError):
             self._zygote.request(messages.encode(messages.KEEP, self._keeper_pid))
-        sockets.remove(self._path)
+        if self._path is not None:
+            sockets.remove(self._path)
         self._close()
 
     def _close(self) -> None:

@@ -17,10 +17,11 @@ import select
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
+from banksman.process.keeper.hold import close_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
+    from typing import Any, Protocol
 
     class Guard(Protocol):
         """The zygote, as far as a channel needs it. Keepers are named by their pids."""
@@ -81,10 +82,10 @@ class Successors:
         for fd, channel in found:
             if self._watched.get(fd) is not channel:
                 continue
-            if fd == channel.host:
+            # The messages before the death: the last one may say that the tree was handed over.
+            is_over = self._hear(channel)
+            if is_over or fd == channel.host:
                 self._on_gone(channel)
-            else:
-                self._on_message(channel)
 
     def end(self, keeper: int) -> list[_socket.socket]:
         """Forget a keeper that has ended, and return its open channels.
@@ -95,16 +96,21 @@ class Successors:
         channels = (self._hosts.pop(keeper, None), self._expected.pop(keeper, None))
         return [self._unwatch(channel) for channel in channels if channel is not None]
 
-    def _on_message(self, channel: Channel) -> None:
-        try:
-            data, fds = syscalls.recv_fds(channel.sock)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data, fds = b"", []
-        match messages.decode(data) if data else None:
-            case None:
-                self._on_gone(channel)
+    def _hear(self, channel: Channel) -> bool:
+        """Carry out the messages that wait. True: no further message can come."""
+        while True:
+            try:
+                data, fds = syscalls.recv_fds(channel.sock)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            if not data:
+                return True
+            self._obey(channel, messages.decode(data), fds)
+
+    def _obey(self, channel: Channel, message: tuple[Any, ...], fds: list[int]) -> None:
+        match message:
             case (messages.ADOPT, _keeper) if len(fds) == 1:
                 self._adopt(channel, fds.pop())
             case (messages.KILL_KEEPER, _keeper):
@@ -114,11 +120,10 @@ class Successors:
             case (messages.KEEP, _keeper):
                 self.keep(channel.keeper)
             case _:
-                # A message of a later version, or the fds had no room. The zygote guards other
-                # trees too, so this is no reason to end.
+                # The fds had no room. The zygote guards other trees too, so this is no reason to
+                # end.
                 pass
-        for fd in fds:
-            syscalls.close(fd)
+        close_all(fds)
 
     def _adopt(self, channel: Channel, host: int) -> None:
         """Take the process of this pidfd as the host of the tree."""

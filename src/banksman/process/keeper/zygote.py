@@ -33,6 +33,7 @@ import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
+from banksman.process.keeper.hold import close_all
 from banksman.process.keeper.lost_trees import Orphans, tell
 from banksman.process.keeper.spare import be_keeper, be_spare, rehearse
 from banksman.process.keeper.spawn import (
@@ -49,6 +50,7 @@ from banksman.process.keeper.sweep import SIGCONT, SIGKILL
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from banksman.process.fault_plan import FaultPlan
 
@@ -136,8 +138,8 @@ class Zygote:
             # Before poll(), so that the spare is ready when the next request arrives.
             self._have_spare()
             ready = dict(syscalls.poll(self._poller, self._timeout_ms()))
-            # Unlike the keeper, the zygote ignores requests that a dead host has left in the
-            # socket: nothing may be started for a host that is gone.
+            # Unlike the keeper, the zygote ignores orders that a dead host has left in the socket:
+            # nothing may be started for a host that is gone.
             if self._host in ready:
                 self._on_host_gone()
             elif self._requests is not None and self._requests.fileno() in ready:
@@ -177,6 +179,9 @@ class Zygote:
         # they take: a keeper that is stopped or traced would never end it.
         self._poller.unregister(self._host)
         self._is_host_gone = True
+        # The keeper may have acknowledged a hand-over before this process has read of it.
+        if self._requests is not None:
+            self._take_last_requests(self._requests)
         self._take_no_more()
         for pid in self._keepers:
             # A tree that was handed over has another host, or waits for one.
@@ -218,10 +223,30 @@ class Zygote:
             # own sockets. Only the death of the host sets deadlines for them.
             self._take_no_more()
             return
-        match messages.decode(data):
-            case (messages.SPAWN, count, grace, _order):
-                self._on_spawn(data, fds, count, grace)
+        message = messages.decode(data)
+        if message[0] == messages.SPAWN:
+            _word, count, grace, _order = message
+            self._on_spawn(data, fds, count, grace)
+        else:
+            self._obey(message, fds)
+
+    def _take_last_requests(self, requests: _socket.socket) -> None:
+        """Hear which trees a dead host has handed over. Nothing is started for it any more."""
+        while True:
+            try:
+                data, fds = syscalls.recv_fds(requests)
+            except OSError:
+                return  # No request is left.
+            if not data:
                 return
+            message = messages.decode(data)
+            if message[0] == messages.SPAWN:
+                close_all(fds)
+            else:
+                self._obey(message, fds)
+
+    def _obey(self, message: tuple[Any, ...], fds: list[int]) -> None:
+        match message:
             case (messages.KILL_KEEPER, pid):
                 # The keeper may have exited while the request was on its way, and its pid may be in
                 # use again. A pid in the table is certain: the entry is removed at the latest
@@ -236,8 +261,7 @@ class Zygote:
                 pass  # The keeper has ended. The successor sees the end of the channel.
             case other:
                 raise AssertionError(other)
-        for fd in fds:
-            syscalls.close(fd)
+        close_all(fds)
 
     def _on_spawn(self, data: bytes, fds: list[int], count: int, grace: float) -> None:
         if len(fds) == count:
