@@ -36,6 +36,8 @@ from banksman.process.zygote_client import AdoptedZygote, spawner
 # A keeper answers within moments. It may be busy with a sweep.
 CLAIM_SECONDS_MAX = 5.0
 _RETRY_SECONDS = 0.01
+# Stdin, stdout and stderr.
+STREAMS_MAX = 3
 # Why a keeper refuses a claim, and what to do.
 _REFUSALS = {
     "secret": ("the secret is wrong", "pass the secret of this hand-over"),
@@ -136,7 +138,11 @@ async def _claim_once(
             # No fork of the program between the arrival of the fds and their registration.
             with spawner.fork_lock:
                 data, fds = syscalls.recv_fds(peer)
-                claimed = _answered(path.name, data, fds, argv)
+                try:
+                    claimed = _answered(path.name, data, fds, argv)
+                finally:
+                    for fd in fds:
+                        syscalls.close(fd)
             if claimed is not None:
                 # The keeper does this too, a moment later.
                 with contextlib.suppress(OSError):
@@ -177,14 +183,17 @@ def _connect(path: Path) -> _socket.socket | None:
 def _send_claim(peer: _socket.socket, secret: bytes, pidfd: int, lease: LeasePage | None) -> None:
     # The keeper gives the child away with its answer. Without room for its fds here the child would
     # be lost, so there must be room before the claim.
-    room = [syscalls.dup(pidfd) for _ in range(len(messages.ESTATE_FDS) + 3)]
-    page = None
+    taken: list[int] = []
     try:
-        page = None if lease is None else lease.copy_fd()
-        fds = [pidfd] if page is None else [pidfd, page]
+        fds = [pidfd]
+        if lease is not None:
+            taken.append(lease.copy_fd())
+            fds.append(taken[0])
+        for _ in range(len(messages.ESTATE_FDS) + STREAMS_MAX):
+            taken.append(syscalls.dup(pidfd))
         syscalls.send_fds(peer, messages.WIRE + b" claim " + secret, fds)
     finally:
-        for fd in (*room, *(() if page is None else (page,))):
+        for fd in taken:
             syscalls.close(fd)
 
 
@@ -203,7 +212,7 @@ async def _wait_readable(peer: _socket.socket, deadline: float) -> bool:
 
 
 def _answered(name: str, data: bytes, fds: list[int], argv: tuple[bytes, ...]) -> Claimed | None:
-    """Read the answer of a keeper. None: the keeper has dropped this client."""
+    """Read the answer of a keeper, and take over `fds`. None: it has dropped this client."""
     word, _, rest = data.partition(b" ")
     verb, _, rest = rest.partition(b" ")
     if word == messages.WIRE and verb == b"yours":
@@ -211,8 +220,6 @@ def _answered(name: str, data: bytes, fds: list[int], argv: tuple[bytes, ...]) -
         opened = sum(is_open for _stream, is_open in state[-1])
         if len(fds) == len(messages.ESTATE_FDS) + opened:
             return _register(state, fds, argv)
-    for fd in fds:
-        syscalls.close(fd)
     if fds:
         message = f"cannot take over process {name}: not all of its fds have arrived; it ends now"
         raise MachineError(message, hint="raise the limit of open files (ulimit -n)")
@@ -231,9 +238,11 @@ def _register(state: tuple[Any, ...], fds: list[int], argv: tuple[bytes, ...]) -
     pid, keeper_pid, zygote_pid, started_at, grace, linger, has_terminal, streams = state
     control, channel, pidfd, *ends = fds
     # The parent of the keeper is the zygote, if the zygote is alive.
-    zygote = AdoptedZygote(
-        _socket.socket(fileno=channel), 0 if is_gone(pidfd) else zygote_pid, pidfd
-    )
+    if is_gone(pidfd):
+        zygote_pid = 0
+    # From here on the objects own the fds.
+    fds.clear()
+    zygote = AdoptedZygote(_socket.socket(fileno=channel), zygote_pid, pidfd)
     opened = [name for name, is_open in streams if is_open]
     claimed = Claimed(
         pid=pid,
@@ -253,7 +262,10 @@ def _register(state: tuple[Any, ...], fds: list[int], argv: tuple[bytes, ...]) -
 
 
 class AdoptedProcess(KeptProcess):
-    """A child that this host has taken over. The fact `Started` comes first, as after a start."""
+    """A child that this host has taken over. The fact `Started` comes first, as after a start.
+
+    The constructor takes the fds of `claimed`. If it raises, the child is given up.
+    """
 
     def __init__(self, claimed: Claimed, *, on_fact: Callable[[ProcessFact], None]) -> None:
         super().__init__(grace=claimed.grace, on_fact=on_fact)
@@ -263,11 +275,15 @@ class AdoptedProcess(KeptProcess):
             spawner.release(claimed, None)
             self._zygote = claimed.zygote
             self._control = claimed.control
-            self._streams = ChildStreams.adopted(
-                on_fact, claimed.fds, has_terminal=claimed.has_terminal
-            )
+            try:
+                self._streams = ChildStreams.adopted(
+                    on_fact, claimed.fds, has_terminal=claimed.has_terminal
+                )
+            except OSError as exc:
+                self.close()
+                claimed.forget()
+                raise no_room("fds", exc) from exc
             self.stdin = self._streams.stdin
-            claimed.fds = {}
         self._loop.call_soon(self._report_start, claimed)
         self._begin_to_read()
 

@@ -23,7 +23,7 @@ import os
 import struct
 import termios
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from banksman.core.process_facts import BytesRead, Stream, StreamEnded
@@ -172,18 +172,26 @@ class ChildStreams:
     def adopted(
         cls,
         on_fact: Callable[[BytesRead | StreamEnded], None],
-        fds: Mapping[str, int],
+        fds: dict[str, int],
         *,
         has_terminal: bool,
     ) -> ChildStreams:
-        """Take over the host's ends of another host: see `shared`."""
+        """Take the host's ends of another host out of `fds`: see `shared`.
+
+        On an error those that were taken are closed.
+        """
         streams = cls("null", on_fact, None, ("null", "null"))
         loop = asyncio.get_running_loop()
-        for stream in Stream:
-            if stream in fds:
-                streams._read(loop, stream, fds[stream])
-        if STDIN in fds:
-            streams.stdin = (PtyInput if has_terminal else PipeWriter)(loop, fds[STDIN])
+        try:
+            for stream in Stream:
+                if stream in fds:
+                    streams._read(loop, stream, fds.pop(stream))
+            if STDIN in fds:
+                writer = PtyInput if has_terminal else PipeWriter
+                streams.stdin = writer(loop, fds.pop(STDIN))
+        except BaseException:
+            streams.close()
+            raise
         return streams
 
     def shared(self) -> list[tuple[str, int]]:
