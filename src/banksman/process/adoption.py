@@ -189,8 +189,8 @@ def _send_claim(peer: _socket.socket, secret: bytes, pidfd: int, lease: LeasePag
         if lease is not None:
             taken.append(lease.copy_fd())
             fds.append(taken[0])
-        for _ in range(len(messages.ESTATE_FDS) + STREAMS_MAX):
-            taken.append(syscalls.dup(pidfd))
+        rooms = len(messages.ESTATE_FDS) + STREAMS_MAX
+        taken.extend(syscalls.dup(pidfd) for _ in range(rooms))
         syscalls.send_fds(peer, messages.WIRE + b" claim " + secret, fds)
     finally:
         for fd in taken:
