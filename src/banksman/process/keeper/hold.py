@@ -39,8 +39,8 @@ ANSWERED_MAX = 1024
 class Hold:
     """The hold of one tree, from the acknowledgement to a claim, a cancellation or its end.
 
-    `listener`: a listening socket, bound to `path`. `estate`: the fds for the successor. The hold
-    owns all of them. `until`: when the hold ends without a claim.
+    `listener`: a listening socket, bound to `path`. `estate`: the description of the tree and the
+    fds for the successor. The hold owns all of the fds. `until`: when it ends without a claim.
     """
 
     def __init__(  # noqa: PLR0917
@@ -49,7 +49,7 @@ class Hold:
         listener: int,
         path: bytes,
         secret: bytes,
-        estate: list[int],
+        estate: tuple[tuple[Any, ...], list[int]],
         until: float,
     ) -> None:
         self.until = until
@@ -57,7 +57,8 @@ class Hold:
         self._listener = _socket.socket(fileno=listener)
         self._path = path
         self._claim = messages.WIRE + b" claim " + secret
-        self._estate = estate
+        state, self._estate = estate
+        self._answer = messages.WIRE + b" yours " + messages.encode(*state)
         # Silent clients by their fds, the oldest first, and when each is dropped.
         self._clients: dict[int, tuple[_socket.socket, float]] = {}
         poller.register(listener, select.POLLIN)
@@ -86,12 +87,11 @@ class Hold:
                 self.refuse(client, b"silent")
         return valid
 
-    def give(self, client: _socket.socket, state: tuple[Any, ...]) -> bool:
+    def give(self, client: _socket.socket) -> bool:
         """Send the estate. False if the client is gone, or the kernel has no room for the fds."""
         self._forget(client)
         try:
-            answer = messages.WIRE + b" yours " + messages.encode(*state)
-            syscalls.send_fds(client, answer, self._estate)
+            syscalls.send_fds(client, self._answer, self._estate)
         except OSError:
             return False
         finally:

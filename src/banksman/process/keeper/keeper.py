@@ -126,11 +126,8 @@ class Keeper:
         self._deadline: float | None = None
         self._renew(order["deadline"])
         self._lease = lease
-        # Leases of former hosts. A mapping must never be closed: see `LeaseTimer`.
-        self._former_leases: list[LeaseTimer] = []
-        # Set while the tree waits for another host, with the streams that it has.
+        # Set while the tree waits for another host.
         self._hold: Hold | None = None
-        self._streams: tuple[tuple[str, bool], ...] = ()
         self._started_at = time.monotonic()
         self._poller = select.poll()
         # A pidfd of the process that started the host, if its death ends the tree too; else -1. The
@@ -377,8 +374,10 @@ class Keeper:
             return
         listener, *estate = fds
         until = time.monotonic() + seconds
-        self._hold = Hold(self._poller, listener, path, secret, estate, until)
-        self._streams = streams
+        guards = (os.getpid(), os.getppid())
+        times = (self._started_at, self._grace, self._linger)
+        state = (self._leader, *guards, *times, self._has_terminal, streams)
+        self._hold = Hold(self._poller, listener, path, secret, (state, estate), until)
         # The fd stays open: `_end_hold` watches this host again.
         self._poller.unregister(self._host)
 
@@ -400,25 +399,18 @@ class Keeper:
         `fds`: a pidfd of the successor, and perhaps its lease page.
         """
         try:
-            lease = LeaseTimer(fds[1]) if len(fds) == 2 else None
+            lease = self._lease if len(fds) == 1 else LeaseTimer(fds[1], self._lease)
         except (OSError, ValueError, AssertionError):
             hold.refuse(client, b"lease")
             return False
-        guards = (os.getpid(), os.getppid())
-        times = (self._started_at, self._grace, self._linger)
-        state = (self._leader, *guards, *times, self._has_terminal, self._streams)
-        if not hold.give(client, state):
-            if lease is not None:
-                self._former_leases.append(lease)
+        if not hold.give(client):
             return False
         self._hold = None
         hold.close(b"taken")
         syscalls.close(self._host)
         self._host = fds.pop(0)
         self._poller.register(self._host, select.POLLIN)
-        if lease is not None:
-            self._former_leases.append(self._lease)
-            self._lease = lease
+        self._lease = lease
         close_all(fds)
         return True
 
