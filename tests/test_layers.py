@@ -39,7 +39,7 @@ EVERYTHING = ("banksman",)
 _CORE = ("banksman.errors", "banksman.core")
 # Common modules for all parts above the core: tasks and their owners, the dispatcher, the user's folders.
 _TOOLS = ("banksman.tasks", "banksman.dispatcher", "banksman.folders")
-_PROCESS = (*_CORE, *_TOOLS, "banksman.process")
+_PROCESS = (*_CORE, *_TOOLS, "banksman.sockets", "banksman.process")
 _COMMANDS = (*_PROCESS, "banksman.commands")
 # The protocol of a log, which a caller above passes in, but no engine.
 _SESSIONS = (*_COMMANDS, "banksman.sessions", "banksman.store.log")

@@ -35,6 +35,11 @@ def sockets_folder() -> Path:
     return state_folder() / "sockets"
 
 
+def held_folder() -> Path:
+    """Folder for the sockets of processes that wait for another host: `process/hand_over.py`."""
+    return state_folder() / "held"
+
+
 def _folder(variable: str, usual: str) -> Path:
     base = os.environ.get(variable, "")
     if os.path.isabs(base):

@@ -44,7 +44,9 @@ _LOCK_AGAIN_SECONDS = 0.01
 _CONNECT_AGAIN_SECONDS = 0.01
 
 
-def listen_in(folder: Path) -> tuple[socket.socket, Path]:
+def listen_in(
+    folder: Path, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> tuple[socket.socket, Path]:
     """Create a listening socket with a unique name in this folder; create the folder if missing.
 
     Raises `UsageError` if other users can change the folder; OSError if the socket cannot be
@@ -53,7 +55,7 @@ def listen_in(folder: Path) -> tuple[socket.socket, Path]:
     _make_folder(folder)
     sweep(folder)
     name = f"{_boot()}-{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, kind)
     try:
         # The socket file is created with this mode, so that other users can never open it.
         os.fchmod(listener.fileno(), 0o600)
@@ -81,13 +83,17 @@ def remove(path: Path) -> None:
         os.unlink(path)
 
 
-def connect(path: str | os.PathLike[str], seconds_max: float) -> socket.socket:
+def connect(
+    path: str | os.PathLike[str],
+    seconds_max: float,
+    kind: socket.SocketKind = socket.SOCK_STREAM,
+) -> socket.socket:
     """Connect to a socket whose listener runs as this user or as root.
 
     Raises OSError; PermissionError if another user listens.
     """
     folder, name = os.path.split(os.path.abspath(path))
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer = socket.socket(socket.AF_UNIX, kind)
     deadline = time.monotonic() + seconds_max
     try:
         peer.settimeout(seconds_max)
@@ -159,7 +165,9 @@ def is_alive(path: Path) -> bool:
     except (ConnectionRefusedError, FileNotFoundError):
         return False
     except OSError:
-        return True  # The listener is busy, or belongs to another user.
+        # The listener is busy, belongs to another user, or has another kind of socket: the kernel
+        # compares the kinds only if a process listens.
+        return True
     return True
 
 

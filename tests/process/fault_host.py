@@ -11,11 +11,15 @@ import gc
 import json
 import os
 import sys
+import time
 
 import banksman
+from banksman.commands.options import Options
 from banksman.process import fault_plan
+from banksman.process.adoption import claim
 from banksman.process.zygote_client import spawner
 
+HOLD_SECONDS = 1.0
 # A leader with a child that left its group and ignores TERM: stopping it takes every rung.
 STUBBORN = (
     "import os, signal, sys, time\n"
@@ -33,6 +37,8 @@ async def scenario(name: str, marker: str) -> banksman.Finished:
             assert isinstance(command, banksman.Command)
             await command.read()
             return await command.stop()
+    if name == "hand_over":
+        return await hand_over(marker)
     limits = {"core": 0, "nice": 1} if name == "limits" else None
     with open("/dev/null") as null:
         passed = (null.fileno(),) if name == "plain" else ()
@@ -41,9 +47,35 @@ async def scenario(name: str, marker: str) -> banksman.Finished:
         )
 
 
+async def hand_over(marker: str) -> banksman.Finished:
+    """Hand a tree over to this same program, and stop it."""
+    secret = os.urandom(32)
+    async with banksman.Host() as host:
+        command = await host.start([sys.executable, "-I", "-S", "-c", STUBBORN, marker], grace=0.1, linger=0.05)
+        assert isinstance(command, banksman.Command)
+        await command.read()
+        name = await command.hand_over_nowait(HOLD_SECONDS, secret)
+        try:
+            claimed = await claim(name, secret, argv=(b"stubborn",))
+        except banksman.BanksmanError:
+            await asyncio.sleep(HOLD_SECONDS + 1)  # Until the keeper has ended the tree.
+            raise
+        adopted = banksman.Command(claimed, Options(grace=0.1, linger=0.05), id="adopted", on_end=lambda _: None)
+        return await adopted.stop()
+
+
 def open_fds() -> int:
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+def is_reaped() -> bool:
+    """Wait for the zygotes that were still busy with a tree that this program had handed over."""
+    deadline = time.monotonic() + 20
+    while spawner._retired and time.monotonic() < deadline:  # pyright: ignore[reportPrivateUsage]
+        spawner._reap_retired()  # pyright: ignore[reportPrivateUsage]
+        time.sleep(0.005)
+    return not spawner._retired  # pyright: ignore[reportPrivateUsage]
 
 
 async def run_plan(name: str, marker: str, text: str) -> dict[str, object]:
@@ -64,7 +96,7 @@ async def run_plan(name: str, marker: str, text: str) -> dict[str, object]:
         seen["crash"] = repr(exc)
     fault_plan.follow_no_plan()
     spawner.plan_text = ""
-    seen["has_ended"] = spawner.shutdown()
+    seen["has_ended"] = spawner.shutdown() and is_reaped()
     seen["fds_more"] = open_fds() - before
     return seen
 

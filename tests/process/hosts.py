@@ -1,8 +1,8 @@
 """Host in another process that a test kills or ends without closing anything, and its view from outside.
 
 The program gets its order as one line of JSON on stdin, and not in argv, where the marker would count it. It starts the
-command and prints the pids of its forked siblings as a line of JSON. Then it waits for one more line and exits without
-closing the loop, the host or the command.
+command and prints the pids of its forked siblings as a line of JSON. Then it waits for one more line, hands the command
+over if the order says so, and exits without closing the loop, the host or the command.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Order(TypedDict):
     linger: float
     is_reading_paused: bool
     has_siblings: bool
+    # How long the keeper holds the command for another host; 0 if the host does not hand it over.
+    hold_seconds: float
 
 
 # -- from outside ----------------------------------------------------------------------------------------------------
@@ -107,6 +109,8 @@ async def main(host: Host, order: Order) -> None:
     told = asyncio.Event()
     asyncio.get_running_loop().add_reader(0, told.set)
     await told.wait()
+    if order["hold_seconds"]:
+        await command.hand_over_nowait(order["hold_seconds"], os.urandom(32))
 
 
 def _sibling(fork: Callable[[], int]) -> int:

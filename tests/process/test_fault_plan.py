@@ -27,7 +27,7 @@ pytestmark = pytest.mark.thorough
 
 HERE = pathlib.Path(__file__).parent
 RUN = HERE.parents[1] / "src" / "banksman" / "process"
-SCENARIOS = ("plain", "limits", "tree")
+SCENARIOS = ("plain", "limits", "tree", "hand_over")
 ROLES = ("host", "zygote", "keeper")
 # The errno that the kernel gives for a lack of resources, by call. The rest get the one that can always happen.
 ERRNO = {"fork": errno.EAGAIN, "posix_spawn": errno.EAGAIN, "pipe": errno.EMFILE, "socketpair": errno.EMFILE}
@@ -35,6 +35,7 @@ TRUTH: dict[str, dict[str, Any]] = {
     "plain": {"ended": "exited", "code": 7, "signal": None, "stdout": "said", "survivors": []},
     "limits": {"ended": "exited", "code": 7, "signal": None, "stdout": "said", "survivors": []},
     "tree": {"ended": "stopped", "stdout": "up", "survivors": []},
+    "hand_over": {"ended": "stopped", "stdout": "", "survivors": []},
 }
 
 
@@ -63,7 +64,7 @@ def is_true(scenario: str, finished: dict[str, Any]) -> bool:
     """Check that the result is what happened: nothing invented, and no survivor. The end may be unknown."""
     if finished["survivors"]:
         return False
-    if scenario == "tree":
+    if scenario in ("tree", "hand_over"):
         # A keeper that dies early takes the tree with it, perhaps before the tree was up or the stop came.
         return finished["code"] is None and finished["stdout"] in ("", "up")
     return finished["code"] is None or finished == TRUTH[scenario]
@@ -132,7 +133,17 @@ asyncio.run(main())
 HARMLESS = {
     *("getpid", "getppid", "fsencode", "fsdecode", "strerror", "path", "environ", "environb", "PathLike", "defpath"),
     *("_exit", "waitstatus_to_exitcode", "fstat", "stat", "access", "lseek", "register_at_fork", "chdir"),
-    *("getresuid", "getresgid", "getgroups", "getpriority", "setpriority", "sched_getscheduler", "readlink", "umask"),
+    *(
+        "geteuid",
+        "getresuid",
+        "getresgid",
+        "getgroups",
+        "getpriority",
+        "setpriority",
+        "sched_getscheduler",
+        "readlink",
+        "umask",
+    ),
 }
 # After its fork, the child of a command with limits reports every failure through its pipe.
 CHILD_ONLY = {"spawn.py": {"dup", "dup2", "open", "write", "close"}}
@@ -140,6 +151,9 @@ CHILD_ONLY = {"spawn.py": {"dup", "dup2", "open", "write", "close"}}
 BEFORE_START = {"attributes.py": {"geteuid", "getgrouplist", "getuid"}}
 FILES = (
     "process.py",
+    "kept_process.py",
+    "hand_over.py",
+    "adoption.py",
     "spawn_request.py",
     "zygote_client.py",
     "pipes.py",

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 GRACE_SECONDS = 0.3
+HOLD_SECONDS = 0.3
 LINGER_SECONDS = 0.05
 # For a leader that exits immediately while its daemon stays: the ending under test must come before the end of the
 # linger.
@@ -57,6 +58,7 @@ PATIENCE_SECONDS = (0.4, 1.6, 6.4)
 ENDINGS = (
     *("exit", "timeout", "idle_timeout", "cancel", "stop", "host_closed", "close_twice_at_once"),
     *("host_sigkill", "host_sigkill_with_forked_sibling", "keeper_sigkill", "zygote_sigkill", "interpreter_exit"),
+    "handed_over_and_nobody_came",
 )
 SHAPES = (
     *("plain", "setsid", "double_fork", "env_i_setsid", "term_proof", "stopped", "fork_loop"),
@@ -105,6 +107,8 @@ IMPOSSIBLE = {
     "exit-blocked_on_full_stdout-leader": "a process blocked in write() runs nothing either; if it goes on, it was not",
     "idle_timeout-blocked_on_full_stdout-leader": "its stdout is our pipe, which stays full only while the caller "
     "has paused the reading; then it is the caller who is idle, and the idle clock stands still",
+    "handed_over_and_nobody_came-double_fork-leader": "the leader has exited: the host ends the rest of the tree, and "
+    "refuses to hand it over",
 }
 PRODUCT = [Cell(*names) for names in itertools.product(ENDINGS, SHAPES, ROLES)]
 RUN = [cell for cell in PRODUCT if str(cell) not in IMPOSSIBLE]
@@ -118,7 +122,7 @@ def marked(cell: Cell) -> ParameterSet:
     place = ENDINGS.index(cell.ending) + SHAPES.index(cell.shape)
     is_first = place % len(ROLES) == ROLES.index(cell.role)
     has_other = str(Cell(cell.ending, cell.shape, _other(cell.role))) not in IMPOSSIBLE
-    is_kept = place % 3 == 0 and (is_first or not has_other)
+    is_kept = place % 3 == 0 and (is_first or not has_other) and cell.ending != "handed_over_and_nobody_came"
     return pytest.param(cell, id=str(cell), marks=[] if is_kept else pytest.mark.thorough)
 
 
@@ -403,6 +407,7 @@ async def check_with_a_host_that_dies(cell: Cell, folder: Path, marker: str) -> 
             "linger": LONG_LINGER_SECONDS if cell.does_leader_go_at_once else LINGER_SECONDS,
             "is_reading_paused": cell.shape == "blocked_on_full_stdout",
             "has_siblings": has_siblings,
+            "hold_seconds": HOLD_SECONDS if cell.ending == "handed_over_and_nobody_came" else 0,
         }
         with hosts.running(order, errors, UP_SECONDS_MAX) as (host, siblings):
             assert len(siblings) == (2 if has_siblings else 0)
@@ -411,7 +416,13 @@ async def check_with_a_host_that_dies(cell: Cell, folder: Path, marker: str) -> 
             zygote = look(keeper.parent)
             assert zygote is not None
             assert zygote.name == "banksman-zygote"
-            if cell.ending == "interpreter_exit":
+            if cell.ending == "handed_over_and_nobody_came":
+                hosts.let_end(host)
+                # The interpreter does not wait for a command that it has handed over.
+                assert host.wait(GONE_SECONDS_MAX) == 0
+                assert errors.read_text() == ""
+                await wait_until(lambda: not tree.left(), "processes are left")
+            elif cell.ending == "interpreter_exit":
                 hosts.let_end(host)
                 assert host.wait(GONE_SECONDS_MAX) == 0
                 # The interpreter waits for its commands at exit, so the test need not wait.
@@ -447,7 +458,7 @@ def test_kill_matrix_cells_are_all_run_or_named_impossible() -> None:
     assert len(run) == len(parameters)
     assert run.isdisjoint(IMPOSSIBLE)
     assert run | IMPOSSIBLE.keys() == {str(cell) for cell in PRODUCT}
-    assert (len(ENDINGS), len(SHAPES), ROLES) == (12, 9, ("leader", "descendant"))
+    assert (len(ENDINGS), len(SHAPES), ROLES) == (13, 9, ("leader", "descendant"))
 
 
 # -- the control -----------------------------------------------------------------------------------------------------

@@ -41,11 +41,12 @@ from banksman.core.process_facts import (
     TreeEnded,
 )
 from banksman.dispatcher import Dispatcher
-from banksman.errors import BanksmanError, CommandError
+from banksman.errors import BanksmanError, CommandError, Refused
+from banksman.process.adoption import AdoptedProcess, Claimed
 from banksman.process.eof_reaction import EofReaction
 from banksman.process.launch import Launch
 from banksman.process.lease_page import LeasePage
-from banksman.process.pipes import PipeWrite
+from banksman.process.pipes import PipeWrite, PipeWriter
 from banksman.process.process import Process
 from banksman.tasks import Waiters
 
@@ -112,7 +113,7 @@ class RunningCommand:
 
     def __init__(
         self,
-        launch: Launch,
+        launch: Launch | Claimed,
         options: Options,
         *,
         id: str,
@@ -123,7 +124,10 @@ class RunningCommand:
         reports: Reports | None = None,
         lease: LeasePage | None = None,
     ) -> None:
-        """Start the process.
+        """Start the process, or take over a claimed one.
+
+        A process that was taken over keeps its start time, from which `timeout` counts. `options`
+        are those of its start.
 
         `on_fact`: called with each process fact before it is handled, and never after the end.
         `on_stdout`: takes the output of stdout, which is then neither kept nor counted here.
@@ -140,7 +144,10 @@ class RunningCommand:
         self._matchers = matchers
         self._reports = reports
         self._loop = asyncio.get_running_loop()
-        self._account = ResultBuilder(time.monotonic(), options)
+        now = time.monotonic()
+        began = launch.started_at if isinstance(launch, Claimed) else now
+        self._account = ResultBuilder(began, options)
+        self._account.last_output = now
         self._dispatcher = Dispatcher(self._handle)
         self._flow = CommandOutput(options, self._account)
         self._ladder = rungs.Ladder(options.timings, is_output_closed=not self._flow.open)
@@ -155,26 +162,34 @@ class RunningCommand:
         self._progress = Waiters()
         self._has_callback_failed = False
         timeout = options.timeout
-        self._process = PROCESS(
-            launch,
-            stdin=options.source,
-            grace=options.grace,
-            linger=options.linger,
-            deadline=None if timeout is None else timeout + KEEPER_TIMEOUT_MARGIN_SECONDS,
-            on_fact=self.dispatch,
-            terminal=options.terminal,
-            lease=lease,
-            outputs=options.outputs,
-        )
+        self._process: Process | PortableProcess | AdoptedProcess
+        if isinstance(launch, Claimed):
+            self._process = AdoptedProcess(launch, on_fact=self.dispatch)
+        else:
+            self._process = PROCESS(
+                launch,
+                stdin=options.source,
+                grace=options.grace,
+                linger=options.linger,
+                deadline=None if timeout is None else timeout + KEEPER_TIMEOUT_MARGIN_SECONDS,
+                on_fact=self.dispatch,
+                terminal=options.terminal,
+                lease=lease,
+                outputs=options.outputs,
+            )
+            self._begin_input(self._process.stdin)
         self._flow.begin(self._process)
-        if isinstance(options.stdin, bytes):
-            assert self._process.stdin is not None
-            self._process.stdin.put(options.stdin)
-            self._process.stdin.end()
-        elif options.ends_input and self._process.stdin is not None:
-            self._process.stdin.end()
-        self._set_clock(Ended.TIMEOUT, timeout)
+        self._set_clock(Ended.TIMEOUT, None if timeout is None else timeout - (now - began))
         self._set_clock(Ended.IDLE_TIMEOUT, options.idle_timeout)
+
+    def _begin_input(self, stdin: PipeWriter | None) -> None:
+        """Write the input that was given with the options, if any."""
+        if isinstance(self._options.stdin, bytes):
+            assert stdin is not None
+            stdin.put(self._options.stdin)
+            stdin.end()
+        elif self._options.ends_input and stdin is not None:
+            stdin.end()
 
     def __repr__(self) -> str:
         return f"<Command {self.id} {self.state} pid={self.pid} {' '.join(self.argv)!r}>"
@@ -306,6 +321,26 @@ class RunningCommand:
     def awaiting_end(self) -> AbstractContextManager[None]:
         """Mark that a caller waits for the end: output that is neither kept nor read is dropped."""
         return self._flow.awaiting_end()
+
+    def hand_over_nowait(self, hold_seconds: float, secret: bytes) -> asyncio.Future[str]:
+        """Begin to give the process to another host: see `KeptProcess.hand_over`.
+
+        Output that was not reported yet goes to the successor. Once the result is there, this
+        command is over, with an error that says so. If the future raises, the command continues.
+        """
+        if self._ladder.phase is not rungs.LadderPhase.RUNNING:
+            message = f"cannot hand over command {self.id}: it has exited or is being stopped"
+            raise Refused(message, hint="wait for its end", command=self.id)
+        handed = self._process.hand_over(hold_seconds, secret)
+        handed.add_done_callback(self._on_handed_over)
+        return handed
+
+    def _on_handed_over(self, handed: asyncio.Future[str]) -> None:
+        if handed.cancelled() or handed.exception() is not None or self.is_over:
+            return
+        hint = "use the host that has it now"
+        message = f"command {self.id} was handed over to another host"
+        self._settle(Refused(message, hint=hint, command=self.id))
 
     def abandon(self) -> None:
         """Give up the command, because its event loop is closed. The keeper ends the process."""

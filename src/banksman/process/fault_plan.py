@@ -42,7 +42,7 @@ CALLS = (
         "send_fds",
         "recv_fds",
     ),
-    *("open_pty", "ioctl", "chown", "become_user"),
+    *("open_pty", "ioctl", "chown", "become_user", "accept", "unlink"),
 )
 
 _plain: dict[str, Callable[..., Any]] = {name: getattr(syscalls, name) for name in CALLS}

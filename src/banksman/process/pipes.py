@@ -55,6 +55,10 @@ class PipeReader:
     def is_open(self) -> bool:
         return self._fd >= 0
 
+    @property
+    def is_reading(self) -> bool:
+        return self.is_open and not self._is_paused
+
     def fileno(self) -> int:
         """The fd, or -1 if it is closed."""
         return self._fd
@@ -178,6 +182,11 @@ class PipeWriter:
     def fileno(self) -> int:
         """The fd, or -1 if it is closed."""
         return self._fd
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a queued write is not finished."""
+        return bool(self._queue)
 
     def put(self, data: bytes) -> PipeWrite:
         """Queue a write. Its `done` is set when the pipe has taken the last byte."""

@@ -40,7 +40,7 @@ from banksman.core.process_facts import (
     Swept,
     TreeEnded,
 )
-from banksman.errors import no_room
+from banksman.errors import Refused, no_room
 from banksman.process import syscalls
 from banksman.process.keeper.newer_sweep import NEWER_GRACE_SECONDS, NEWER_KILL_SECONDS_MAX
 from banksman.process.launch import PIPES, Launch, Source, Target
@@ -177,6 +177,12 @@ class PortableProcess:
 
     def hurry(self, term_at: float, kill_at: float) -> None:
         """Does nothing: no keeper would act on it."""
+
+    def hand_over(self, hold_seconds: float, secret: bytes) -> asyncio.Future[str]:
+        """Raise: without a keeper nothing could hold the process between two hosts."""
+        del hold_seconds, secret
+        message = f"cannot hand over process {self.pid}: this system has no subreapers"
+        raise Refused(message, hint="use Linux", pid=self.pid)
 
     def note_time(self) -> None:
         """Does nothing: `ps` shows start times by the clock of the day."""

@@ -40,6 +40,7 @@ TAKE_TERMINAL = termios.TIOCSCTTY
 _LINE_STARTS = b"\n\r\x03\x04\x15\x1a\x1c"
 
 Size = tuple[int, int]  # rows, columns
+STDIN = "stdin"
 
 
 def open_terminal(size: Size) -> tuple[int, int]:
@@ -167,6 +168,44 @@ class ChildStreams:
             self.close()
             raise
 
+    @classmethod
+    def adopted(
+        cls,
+        on_fact: Callable[[BytesRead | StreamEnded], None],
+        fds: dict[str, int],
+        *,
+        has_terminal: bool,
+    ) -> ChildStreams:
+        """Take the host's ends of another host out of `fds`: see `shared`.
+
+        On an error those that were taken are closed.
+        """
+        streams = cls("null", on_fact, None, ("null", "null"))
+        loop = asyncio.get_running_loop()
+        try:
+            for stream in Stream:
+                if stream in fds:
+                    streams._read(loop, stream, fds.pop(stream))
+            if STDIN in fds:
+                writer = PtyInput if has_terminal else PipeWriter
+                streams.stdin = writer(loop, fds.pop(STDIN))
+        except BaseException:
+            streams.close()
+            raise
+        return streams
+
+    def shared(self) -> list[tuple[str, int]]:
+        """Return the host's ends by name, for another host; -1 for an output that has ended."""
+        ends = [(stream.value, reader.fileno()) for stream, reader in self._readers.items()]
+        if self.stdin is not None and self.stdin.is_open:
+            ends.append((STDIN, self.stdin.fileno()))
+        return ends
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write to stdin is not finished."""
+        return self.stdin is not None and self.stdin.is_writing
+
     def _open_output(
         self, loop: asyncio.AbstractEventLoop, stream: Stream, target: Target, number: int
     ) -> None:
@@ -210,6 +249,10 @@ class ChildStreams:
         """Resume reading this stream; None resumes both."""
         for reader in self._those(stream):
             reader.resume()
+
+    def reading(self) -> list[Stream]:
+        """Return the streams that are being read: open, and not paused."""
+        return [stream for stream, reader in self._readers.items() if reader.is_reading]
 
     def pause(self, stream: Stream | None = None) -> None:
         """Stop reading this stream, so that the child gets backpressure; None stops both."""

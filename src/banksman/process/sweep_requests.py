@@ -116,6 +116,9 @@ class OpenSweeps:
         self._last = 0
         self._open: dict[int, _Open] = {}
 
+    def __len__(self) -> int:
+        return len(self._open)
+
     def begin(self) -> int:
         """Register a request and return its number."""
         self._last += 1

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import ctypes
     import signal as signals
     from collections.abc import Iterable, Sequence
+    from typing import Any
 else:
     import _signal as signals
 
@@ -58,6 +59,7 @@ set_blocking = os.set_blocking
 listdir = os.listdir
 ioctl = fcntl.ioctl
 chown = os.chown
+unlink = os.unlink
 
 
 # /proc as it was when this process began. If a command mounts something over /proc, this process
@@ -319,13 +321,31 @@ def send_fds(sock: _socket.socket, data: bytes, fds: Sequence[int]) -> None:
     sock.sendmsg([data], ancillary, _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT)
 
 
+def accept(listener: _socket.socket) -> _socket.socket:
+    """Accept one connection. Never blocks, if the listener does not."""
+    # `accept` is a method of the wrapper in `socket` only. The type stubs do not know this one.
+    raw: Any = listener
+    fd: int = raw._accept()[0]
+    return _socket.socket(fileno=fd)
+
+
+def peer_uid(sock: _socket.socket) -> int:
+    """Return the uid of the process that made the connection, as the kernel knows it."""
+    # `struct ucred`: pid, uid, gid.
+    found = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    return int.from_bytes(found[4:8], sys.byteorder)
+
+
 def recv_fds(sock: _socket.socket) -> tuple[bytes, list[int]]:
-    """Return the next message and its fds. Never blocks."""
+    """Return the next message and its fds, or b"" at the end of the stream. Never blocks."""
     # Room for 253 fds, the kernel's maximum, so that no fd is lost.
     room = _socket.CMSG_SPACE(4 * (PASSED_FDS_MAX + 13))
-    data, ancillary, _flags, _address = sock.recvmsg(
-        MESSAGE_BYTES_MAX, room, _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT
-    )
+    flags = _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT
+    try:
+        data, ancillary, _flags, _address = sock.recvmsg(MESSAGE_BYTES_MAX, room, flags)
+    except ConnectionResetError:
+        # Once, before the last messages of the peer: see `recv`.
+        data, ancillary, _flags, _address = sock.recvmsg(MESSAGE_BYTES_MAX, room, flags)
     fds: list[int] = []
     for level, kind, rights in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:

@@ -8,6 +8,9 @@ copy of the attributes that this process had when it started. If the attributes 
 inherit have changed since (`attributes.py`), a new zygote is started. The old one stays as long as
 it has commands to guard.
 
+A process that this program has adopted from another host (`adoption.py`) is guarded by the zygote
+of the host that started it: see `AdoptedZygote`.
+
 The zygote is an unreaped child of this process, held by a pidfd. Apart from the processes of dead
 hosts (`orphans.py`), it is the only process that the host signals directly.
 """
@@ -60,6 +63,9 @@ class ZygoteHandle:
         self.fingerprint = fingerprint
         self.is_retired = False
         self._requests: _socket.socket | None = requests
+        self._is_hung_up = False
+        # It has said that only trees are left which this host has handed over.
+        self._is_done = False
         self._pidfd = pidfd
         self._users = 0
 
@@ -97,13 +103,12 @@ class ZygoteHandle:
             self.hang_up()
 
     def hang_up(self) -> None:
-        """Close the host's end.
-
-        The zygote then refuses requests, and exits after its last keeper.
-        """
-        if self._requests is not None:
-            self._requests.close()
-            self._requests = None
+        """End the requests. The zygote then exits after its last keeper."""
+        if self._requests is not None and not self._is_hung_up:
+            self._is_hung_up = True
+            with contextlib.suppress(OSError):
+                # Only the sending side: see `wait_done`.
+                self._requests.shutdown(_socket.SHUT_WR)
 
     def kill(self) -> None:
         """Kill a zygote that does not answer. Its keepers have no guard from now on."""
@@ -129,14 +134,75 @@ class ZygoteHandle:
         self.forget()
         return True
 
+    def wait_done(self, seconds: float) -> bool:
+        """Block until the process has exited, or has only trees left that were handed over.
+
+        Call this after `hang_up`. False if neither happens within `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        # The zygote sends one message to this end, DONE. At its exit this end is readable too.
+        if self._requests is not None and self._wait_readable(seconds):
+            self._is_done = self._is_done or _has_message(self._requests)
+        return self._is_done or self.wait_gone(deadline - time.monotonic())
+
+    def _wait_readable(self, seconds: float) -> bool:
+        """Block until the zygote has spoken, closed its end, or exited."""
+        poller = select.poll()
+        for fd in (self.fileno(), self._pidfd):
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        return bool(poller.poll(max(0.0, seconds) * 1000))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether `wait_gone` has seen the exit."""
+        return self._pidfd < 0
+
+    @property
+    def pidfd(self) -> int:
+        """The pidfd, or -1 if the process has exited."""
+        return self._pidfd
+
     def forget(self) -> None:
         """Close the fds without any message."""
-        self.hang_up()
+        requests, self._requests = self._requests, None
+        if requests is not None:
+            requests.close()
         # Take the number first: two threads may wait for the end of the same zygote, and only one
         # of them may close the fd.
         fd, self._pidfd = self._pidfd, -1
         if fd >= 0:
             syscalls.close(fd)
+
+
+def _has_message(sock: _socket.socket) -> bool:
+    try:
+        return syscalls.recv(sock) != b""
+    except OSError:
+        return False
+
+
+class AdoptedZygote(ZygoteHandle):
+    """The zygote of another host, as far as it guards one process that was adopted from there.
+
+    Its socket is the channel that came with the process (`keeper/successors.py`). The zygote closes
+    its end when nothing of that tree is left. It may then live on for other trees.
+    """
+
+    def __init__(self, channel: _socket.socket, pid: int, pidfd: int) -> None:
+        super().__init__(channel, pid, pidfd, None)
+        # No command is started by it.
+        self.is_retired = True
+
+    def wait_gone(self, seconds: float) -> bool:
+        """Block until nothing of the tree is left, or the zygote is dead."""
+        is_gone = self.is_gone or self._wait_readable(seconds)
+        if is_gone:
+            self.forget()
+        return is_gone
+
+    def wait_done(self, seconds: float) -> bool:
+        return self.wait_gone(seconds)
 
 
 class Spawner:
@@ -194,20 +260,28 @@ class Spawner:
         with self._lock:
             self._children.add(child)
 
+    def adopt(self, child: Child, zygote: AdoptedZygote) -> None:
+        """Register a process that was adopted from another host, and its use of that zygote."""
+        with self._lock:
+            self._reap_retired()
+            zygote.use()
+            self._retired.append(zygote)
+            self._children.add(child)
+
     def current(self, fingerprint: object) -> ZygoteHandle:
         """Return the current zygote; start one if necessary."""
         with self.fork_lock, self._lock:
             return self._current(fingerprint)
 
     def pids(self) -> frozenset[int]:
-        """Return the pids of the zygotes, including retired ones.
+        """Return the pids of the zygotes, including retired and adopted ones.
 
-        They are children of this program.
+        The adopted ones are not children of this program, unless it reaps orphans.
         """
         with self._lock:
-            return frozenset(
-                zygote.pid for zygote in (*self._retired, *([self._zygote] if self._zygote else []))
-            )
+            zygotes = (*self._retired, *([self._zygote] if self._zygote else []))
+            # 0: an adopted zygote that was dead already.
+            return frozenset(zygote.pid for zygote in zygotes if zygote.pid)
 
     def release(self, child: Child, zygote: ZygoteHandle | None) -> None:
         """Remove a process and its use of a zygote."""
@@ -235,7 +309,8 @@ class Spawner:
     def shutdown(self) -> bool:
         """End every command of this process and the zygotes, and wait; True if all are gone.
 
-        Commands get TERM immediately and KILL after their grace. Callable more than once, from any
+        Commands get TERM immediately and KILL after their grace. Commands that were handed over to
+        another host are not touched, and not waited for. Callable more than once, from any
         thread. A spawn after it starts a new zygote.
         """
         with self._shutdown_lock:
@@ -255,11 +330,10 @@ class Spawner:
             zygote.wake()
             zygote.hang_up()
         deadline = time.monotonic() + longest + SHUTDOWN_SECONDS_MAX
-        left = [zygote for zygote in zygotes if not zygote.wait_gone(deadline - time.monotonic())]
+        left = [zygote for zygote in zygotes if not zygote.wait_done(deadline - time.monotonic())]
         with self._lock:
-            self._retired = [
-                zygote for zygote in self._retired if zygote not in zygotes or zygote in left
-            ]
+            # A zygote that lives on for trees that were handed over is still to be reaped.
+            self._retired = [zygote for zygote in self._retired if not zygote.is_gone]
         return not left
 
     def before_fork(self) -> None:

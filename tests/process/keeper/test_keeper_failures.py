@@ -308,7 +308,7 @@ def test_keeper_ignores_a_rung_that_comes_after_the_kill(word: str) -> None:
     """
     keeper, said = _bare_keeper()
     keeper._phase = KILLING  # pyright: ignore[reportPrivateUsage]
-    keeper._obey((word, 5.0))  # pyright: ignore[reportPrivateUsage]
+    keeper._obey((word, 5.0), [])  # pyright: ignore[reportPrivateUsage]
     assert said == []
     assert keeper._deadline is None  # pyright: ignore[reportPrivateUsage]
 
@@ -316,7 +316,7 @@ def test_keeper_ignores_a_rung_that_comes_after_the_kill(word: str) -> None:
 def test_keeper_obeys_a_rung_before_the_kill() -> None:
     """Without this, the test above could pass because the keeper never reacts."""
     keeper, said = _bare_keeper()
-    keeper._obey((messages.TERM, 5.0))  # pyright: ignore[reportPrivateUsage]
+    keeper._obey((messages.TERM, 5.0), [])  # pyright: ignore[reportPrivateUsage]
     assert said == [signal.SIGTERM, signal.SIGCONT]
 
 

@@ -17,6 +17,11 @@ If the tree works for something that the host has only leased, the end of the le
 too, from the start (`LeaseTimer`). While no stop is under way, the host can order the keeper to end
 a part of the tree and spare the rest (`NewerSweep`). A stop takes precedence over that.
 
+A host may leave and hand the tree over to another one (`Hold`). The keeper then has both ends of
+the control socket, until a successor takes the host's end. So its messages wait there, and the end
+of the socket still means that no host is left. If no successor comes, the keeper closes that end,
+which is the death of a host like any other.
+
 The keeper never concludes from /proc that the tree is empty. It is a subreaper, so every orphan of
 the tree becomes its child, and ECHILD from `waitpid(-1)` proves that no process is left. That proof
 needs the leader to be reaped, and reaping frees the leader's pid and group id for reuse. Hence the
@@ -34,6 +39,8 @@ import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
+from banksman.process.keeper.hold import Hold, close_all
+from banksman.process.keeper.lease_timer import LeaseTimer
 from banksman.process.keeper.newer_sweep import NewerSweep
 from banksman.process.keeper.outbox import KeeperOutbox
 from banksman.process.keeper.proc_tree import is_ignoring, survey
@@ -44,8 +51,6 @@ from banksman.process.keeper.sweep import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIG
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from banksman.process.keeper.lease_timer import LeaseTimer
 
 # Added to every deadline that the host sets, before the keeper acts without it. One second is
 # enough for a host whose event loop is busy.
@@ -121,6 +126,9 @@ class Keeper:
         self._deadline: float | None = None
         self._renew(order["deadline"])
         self._lease = lease
+        # Set while the tree waits for another host.
+        self._hold: Hold | None = None
+        self._started_at = time.monotonic()
         self._poller = select.poll()
         # A pidfd of the process that started the host, if its death ends the tree too; else -1. The
         # keeper watches it and not the host, because a host that shares a terminal may be stopped.
@@ -129,7 +137,7 @@ class Keeper:
             if fd >= 0:
                 self._poller.register(fd, select.POLLIN)
         self._outbox = KeeperOutbox(control, self._poller)
-        self._outbox.say(messages.STARTED, leader, os.getpid(), time.monotonic())
+        self._outbox.say(messages.STARTED, leader, os.getpid(), self._started_at)
 
     def stay(self) -> None:
         """Supervise the tree until it is proven gone, then report and return."""
@@ -165,12 +173,14 @@ class Keeper:
             if self._phase is KILLING:
                 self._sweep_round()
             self._sweep_newer()
+            self._look_for_successor(ready)
         # The proof counts only with the leader reaped (see the module docstring), and the leader is
         # reaped only after its exit was reported. If that ever fails, this process must not exit
         # with DUTY_DONE: the zygote then looks for the tree itself.
         assert self._has_exited
         assert self._is_reaped
         self._report([])
+        self._stay_for_successor()
         self._outbox.flush_to_the_end(self._host)
 
     def _timeout_ms(self) -> float | None:
@@ -184,6 +194,8 @@ class Keeper:
             dues.append(time.monotonic() + RETRY_SECONDS)
         if self._newer is not None:
             dues.append(self._newer.next_round)
+        if self._hold is not None:
+            dues.append(self._hold.due())
         return min((milliseconds_until(due) for due in dues if due is not None), default=None)
 
     # -- events -----------------------------------------------------------------------------------
@@ -221,18 +233,18 @@ class Keeper:
         # POLLOUT may be the reason of the wake-up: messages were waiting for room in the socket.
         self._outbox.flush()
         try:
-            data = syscalls.recv(self._control)
+            data, fds = syscalls.recv_fds(self._control)
         except BlockingIOError:
             return
         except ConnectionError:
             # A reset means the same as the end of the stream: the host's end is closed.
-            data = b""
+            data, fds = b"", []
         if data:
-            self._obey(messages.decode(data))
+            self._obey(messages.decode(data), fds)
         else:
             self._on_host_gone()
 
-    def _obey(self, message: tuple[Any, ...]) -> None:
+    def _obey(self, message: tuple[Any, ...], fds: list[int]) -> None:
         match message:
             case (messages.TERM | messages.REST, _) if self._phase is KILLING:
                 # A late order of a slow host. It would send CONT and wake a frozen tree that is
@@ -259,6 +271,10 @@ class Keeper:
                     self._renew(seconds)
             case (messages.SWEEP, number, tick, pid, ends):
                 self._begin_newer(number, (tick, pid), ends)
+            case (messages.HAND_OVER, seconds, secret, path, streams):
+                self._begin_hold(seconds, secret, path, streams, fds)
+            case (messages.KEEP,):
+                self._end_hold(b"cancelled")
             case _:
                 # Both ends are the same program, so this is a bug. The zygote ends the tree.
                 raise AssertionError(message)
@@ -268,6 +284,8 @@ class Keeper:
 
         No further order can arrive.
         """
+        # A host that ended its orders (`let_go`) before it handed the tree over.
+        self._end_hold(b"over")
         # Both fds stay readable from now on, so poll() would spin. They are unregistered only once,
         # because the poller raises for an unknown fd.
         if self._host != -1:
@@ -321,6 +339,101 @@ class Keeper:
         if self._phase is TERMED and self._deadline is not None:
             due = min(due, self._deadline)
         self._deadline = due
+
+    # -- between two hosts ------------------------------------------------------------------------
+    def _begin_hold(
+        self,
+        seconds: float,
+        secret: bytes,
+        path: bytes,
+        streams: tuple[tuple[str, bool], ...],
+        fds: list[int],
+    ) -> None:
+        """Hold the tree for another host, and acknowledge it: from then on this host may leave.
+
+        `streams`: the names of the streams, and whether each is open and thus among `fds`.
+        """
+        self._end_hold(b"over")
+        if not fds:
+            return  # Not even the socket for the answer has arrived. The host stays the host.
+        answer = _socket.socket(fileno=fds.pop(0))
+        refusal = "" if self._phase is RUNNING else "stop"
+        # The listener, the estate, and the streams.
+        if len(fds) != 1 + len(messages.ESTATE_FDS) + sum(is_open for _name, is_open in streams):
+            refusal = "fds"
+        word = (messages.REFUSED, refusal) if refusal else (messages.HELD,)
+        try:
+            syscalls.send(answer, messages.encode(*word))
+        except OSError:
+            # The host has given up waiting, or is dead. It stays the host, dead or alive.
+            refusal = "answer"
+        finally:
+            answer.close()
+        if refusal:
+            close_all(fds)
+            return
+        listener, *estate = fds
+        until = time.monotonic() + seconds
+        guards = (os.getpid(), os.getppid())
+        times = (self._started_at, self._grace, self._linger)
+        state = (self._leader, *guards, *times, self._has_terminal, streams)
+        self._hold = Hold(self._poller, listener, path, secret, (state, estate), until)
+        # The fd stays open: `_end_hold` watches this host again.
+        self._poller.unregister(self._host)
+
+    def _look_for_successor(self, ready: dict[int, int]) -> None:
+        """Give the tree to the first successor that claims it, or end the hold in time."""
+        hold = self._hold
+        if hold is None:
+            return
+        for client, fds in hold.claims(ready):
+            # The hold ends with the first claim that succeeds. Later ones find it ended.
+            if self._hold is None or not self._give(hold, client, fds):
+                close_all(fds)
+        if self._hold is not None and time.monotonic() >= hold.until:
+            self._end_hold(b"over")
+
+    def _give(self, hold: Hold, client: _socket.socket, fds: list[int]) -> bool:
+        """Make the client the host of the tree. False if it is not, and the hold continues.
+
+        `fds`: a pidfd of the successor, and perhaps its lease page.
+        """
+        try:
+            lease = self._lease if len(fds) == 1 else LeaseTimer(fds[1], self._lease)
+        except (OSError, ValueError, AssertionError):
+            hold.refuse(client, b"lease")
+            return False
+        if not hold.give(client):
+            return False
+        self._hold = None
+        hold.close(b"taken")
+        syscalls.close(self._host)
+        self._host = fds.pop(0)
+        self._poller.register(self._host, select.POLLIN)
+        self._lease = lease
+        close_all(fds)
+        return True
+
+    def _end_hold(self, why: bytes) -> None:
+        """Return the tree to the host that wanted to hand it over.
+
+        If that host has left, its end of the control socket closes with the hold. The keeper then
+        finds that the host is gone, and ends the tree.
+        """
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.close(why)
+            self._poller.register(self._host, select.POLLIN)
+
+    def _stay_for_successor(self) -> None:
+        """Keep the output and the reports of a tree that is gone for its next host."""
+        while self._hold is not None:
+            ready = dict(syscalls.poll(self._poller, milliseconds_until(self._hold.due())))
+            if self._woken in ready:
+                syscalls.read(self._woken, 4096)
+            if self._control.fileno() in ready:
+                self._on_control()
+            self._look_for_successor(ready)
 
     # -- rungs of the ladder ----------------------------------------------------------------------
     def _go_on_alone(self, *, by_lease: bool = False) -> None:

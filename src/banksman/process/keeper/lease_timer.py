@@ -21,16 +21,18 @@ class LeaseTimer:
     has passed, the timer reads the page again before it reports the time as due.
 
     `page`: an fd of the page; the caller may close it afterwards. None: no lease, the tree may live
-    as long as its host.
+    as long as its host. `former`: the lease of a former host, which this one replaces.
     """
 
-    def __init__(self, page: int | None) -> None:
+    def __init__(self, page: int | None, former: LeaseTimer | None = None) -> None:
         # This mapping must never be closed, not even when its times do not matter after
         # `take_over`. mmap keeps a duplicate of the fd, and the keeper closes that duplicate with
         # all other fds that it does not need (`close_all_but`). Closing the mapping later would
         # close its number again, which may belong to another file then.
         shared = None if page is None else mmap.mmap(page, 16, prot=mmap.PROT_READ)
         self._page = None if shared is None else memoryview(shared).cast("d")
+        # Only kept, because its mapping must not be closed either.
+        self._former = former
         self._is_taken_over = False
         self.term_at = self.kill_at = NEVER
         self._look()

@@ -35,6 +35,8 @@ class Orphans:
 
     def __init__(self, reap: Callable[[], None]) -> None:
         self.controls: list[int] = []
+        # Channels to the hosts of handed-over trees among them: see `successors.py`.
+        self.channels: list[_socket.socket] = []
         self._statuses: dict[int, int] = {}
         # Count of reaped orphans. `end` compares it before and after a look.
         self._reaped = 0
@@ -133,6 +135,8 @@ class Orphans:
             # quietly.
             syscalls.close(control)
         self.controls.clear()
+        while self.channels:
+            self.channels.pop().close()
 
 
 def tell(control: int, *message: object) -> None:

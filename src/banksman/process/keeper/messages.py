@@ -5,8 +5,9 @@ it. The names and the exit status of these processes are here too. An *order* is
 one command to start (`process/spawn_request.py`).
 
 A message arrives whole or not at all, so a keeper that is killed while it sends cannot leave half a
-frame. `marshal` is safe here and only here: both ends are the same program, run by the same
-interpreter. No other process can open the socketpair between them.
+frame. `marshal` is safe here and only here: both ends speak the same version of this list, and no
+other process can open the socketpair between them. Usually both ends are the same program. After a
+hand-over they may be two versions of it, so the successor first compares `WIRE` (see below).
 
     host → zygote
       (SPAWN, count, grace, order)         give this command to a keeper
@@ -14,6 +15,10 @@ interpreter. No other process can open the socketpair between them.
       (SPAWN, count, grace, None)          the same, with a long order in a file
           + fds […, file]
       (KILL_KEEPER, pid)                   the keeper does not answer: end its tree
+      (HAND_OVER, pid, seconds)            another host takes over the tree of this keeper within
+          + fd [channel]                   `seconds`; it sends its requests by this channel
+      (KEEP, pid)                          the hand-over is cancelled
+      (ADOPT, pid) + fd [pidfd]            on a channel: the process of the pidfd is the host now
     host → keeper
       (TERM, seconds)                      TERM (HUP too, for a shell) to the leader's group;
                                            without a further order, the next rung after `seconds`
@@ -25,6 +30,12 @@ interpreter. No other process can open the socketpair between them.
                                            the times of the lease
       (SWEEP, number, tick, pid, ends)     end the processes started since, or only list them;
                                            SWEEP_REPORT answers
+      (HAND_OVER, seconds, secret, path, streams)
+          + fds [answer, listener, *estate]  hold the tree for another host; HELD or REFUSED answers
+      (KEEP,)                              the hand-over is cancelled
+    keeper → host, on the socket `answer`
+      (HELD,)                              the keeper holds the tree: the host may leave
+      (REFUSED, why)                       the host stays the host
     keeper → host
       (STARTED, leader, keeper, at)
       (FAILED, step, errno)                nothing runs
@@ -39,6 +50,19 @@ interpreter. No other process can open the socketpair between them.
                                            repeated until `is_over`
     zygote → host
       (LOST, {pid: status})                in place of a dead keeper; SWEPT and GONE follow
+      (DONE,)                              only trees that were handed over are left
+
+A hand-over passes an *estate* from host to host (`process/hand_over.py`): the fds of `ESTATE_FDS`,
+then those of the open `streams`. A successor connects to the socket at `path` and sends one
+message, and gets one answer. Both begin with `WIRE`, as plain bytes, so that any two versions
+understand the refusal:
+
+    successor → keeper
+      WIRE claim SECRET + fds [pidfd of the successor, (lease)]
+    keeper → successor
+      WIRE yours TUPLE + estate            TUPLE, marshalled: leader, keeper, zygote, started_at,
+                                           grace, linger, has_terminal, streams
+      WIRE no WHY
 
 Times are CLOCK_MONOTONIC, which is the same clock in all processes of a machine. Ticks are the
 kernel's, counted since the boot.
@@ -57,6 +81,8 @@ if TYPE_CHECKING:
 SPAWN, KILL_KEEPER = "spawn", "kill-keeper"
 TERM, REST, KILL, SIGNAL, RENEW, SWEEP = "term", "rest", "kill", "signal", "renew", "sweep"
 HURRY = "hurry"
+HAND_OVER, KEEP, ADOPT = "hand-over", "keep", "adopt"
+HELD, REFUSED, DONE = "held", "refused", "done"
 STARTED, FAILED, EXITED, ACTED, STOPPED, SWEPT, GONE, LOST = (
     "started",
     "failed",
@@ -68,6 +94,14 @@ STARTED, FAILED, EXITED, ACTED, STOPPED, SWEPT, GONE, LOST = (
     "lost",
 )
 SWEEP_REPORT = "sweep-report"
+
+# Version of the messages between host and keeper, and between host and zygote on a channel. Raise
+# the number with each change that the other version would not understand: the two refuse each other
+# then, before anything is handed over.
+WIRE = b"banksman-keeper-1"
+# A hand-over begins with these fds: the host's end of the control socket, the channel to the
+# zygote, and a pidfd of the zygote.
+ESTATE_FDS = ("control", "channel", "zygote")
 
 # The part of an order that says how the command relates to its caller. `group`: the process group
 # that it joins; None makes it the leader of a new session. `mask` and `ignored`: the signals that
@@ -93,9 +127,14 @@ NAMES_PER_MESSAGE = 50
 NAME_BYTES_MAX = 200
 
 
+# Pinned, because a later interpreter may have another default, and a host may have another
+# interpreter than the keeper that it takes over.
+_MARSHAL_VERSION = 4
+
+
 def encode(*message: Any) -> bytes:
     """Encode one message; all its parts must be types that `marshal` knows."""
-    data = marshal.dumps(message)
+    data = marshal.dumps(message, _MARSHAL_VERSION)
     assert len(data) <= MESSAGE_BYTES_MAX
     return data
 

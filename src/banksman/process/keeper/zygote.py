@@ -17,6 +17,9 @@ fork.
 The zygote blocks only in poll(). An orphan that cannot be ended (uninterruptible, or of another
 user) costs a scan every RETRY_SECONDS and delays no request. After the death of the host the zygote
 accepts no requests, and exits after its last keeper and the last orphan.
+
+If the host has handed trees over, their keepers stay, and so does the zygote. It then has other
+hosts than the one that started it (`successors.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
+from banksman.process.keeper.hold import close_all
 from banksman.process.keeper.lost_trees import Orphans, tell
 from banksman.process.keeper.spare import be_keeper, be_spare, rehearse
 from banksman.process.keeper.spawn import (
@@ -40,11 +44,13 @@ from banksman.process.keeper.spawn import (
     stay_deaf,
     wake_on_child,
 )
+from banksman.process.keeper.successors import Successors
 from banksman.process.keeper.sweep import SIGCONT, SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from banksman.process.fault_plan import FaultPlan
 
@@ -109,7 +115,10 @@ class Zygote:
         # The keepers inherit this fd: see `get_ready`. No command runs yet.
         assert syscalls.proc_fd >= 0
         self._requests: _socket.socket | None = requests
+        # The same socket, after its host has ended its requests: see `_say_done`.
+        self._ended_requests: _socket.socket | None = None
         self._host = host
+        self._is_host_gone = False
         self._plan = plan
         self._woken, _ = wake_on_child()
         self._keepers: dict[int, KnownKeeper] = {}
@@ -121,6 +130,7 @@ class Zygote:
         self._poller = select.poll()
         for fd in (requests.fileno(), host, self._woken):
             self._poller.register(fd, select.POLLIN)
+        self._successors = Successors(self._poller, self)
 
     def stay(self) -> None:
         """Serve until the host is gone and no keeper and no orphan is left."""
@@ -128,12 +138,13 @@ class Zygote:
             # Before poll(), so that the spare is ready when the next request arrives.
             self._have_spare()
             ready = dict(syscalls.poll(self._poller, self._timeout_ms()))
-            # Unlike the keeper, the zygote ignores requests that a dead host has left in the
-            # socket: nothing may be started for a host that is gone.
+            # Unlike the keeper, the zygote ignores orders that a dead host has left in the socket:
+            # nothing may be started for a host that is gone.
             if self._host in ready:
                 self._on_host_gone()
             elif self._requests is not None and self._requests.fileno() in ready:
                 self._on_request(self._requests)
+            self._successors.on_ready(ready)
             if self._woken in ready:
                 syscalls.read(self._woken, 4096)
                 self._reap()
@@ -142,6 +153,7 @@ class Zygote:
                 self._on_dues()
             if self._orphans is not None and self._orphans.is_due():
                 self._end_orphans(self._orphans)
+            self._say_done()
         # Each deadline belongs to a keeper in the table, and both are removed together. A deadline
         # that is left would be a kill by number of a reaped process. Nothing is guarded at this
         # point, so a failure leaves no tree.
@@ -166,18 +178,37 @@ class Zygote:
         # Each keeper watches the host too, and ends its tree. The zygote only bounds the time that
         # they take: a keeper that is stopped or traced would never end it.
         self._poller.unregister(self._host)
+        self._is_host_gone = True
+        # The keeper may have acknowledged a hand-over before this process has read of it.
+        if self._requests is not None:
+            self._take_last_requests(self._requests)
         self._take_no_more()
-        now = time.monotonic()
-        # `setdefault`: a keeper that was killed already keeps its earlier deadline.
-        for pid, kept in self._keepers.items():
-            self._dues.setdefault(pid, (now + kept.grace + DUTY_SECONDS_MAX, False))
+        for pid in self._keepers:
+            # A tree that was handed over has another host, or waits for one.
+            if pid not in self._successors:
+                self.bound(pid, 0.0)
 
     def _take_no_more(self) -> None:
         """Accept no further requests."""
         if self._requests is not None:
             self._poller.unregister(self._requests.fileno())
-            self._requests.close()
-            self._requests = None
+            self._ended_requests, self._requests = self._requests, None
+            # The spare gets no command any more, and exits. Trees that were handed over may last
+            # for days.
+            if self._spare is not None:
+                self._spare.orders.close()
+
+    def _say_done(self) -> None:
+        """Tell the host, if it waits, that only trees are left which it has handed over."""
+        if self._ended_requests is None or self._orphans is not None:
+            return
+        if all(pid in self._successors for pid in self._keepers):
+            # Without a keeper the zygote exits now. The host must not take that for DONE, because
+            # it has to reap the zygote.
+            if self._keepers:
+                tell(self._ended_requests.fileno(), messages.DONE)
+            self._ended_requests.close()
+            self._ended_requests = None
 
     def _on_request(self, requests: _socket.socket) -> None:
         try:
@@ -192,17 +223,45 @@ class Zygote:
             # own sockets. Only the death of the host sets deadlines for them.
             self._take_no_more()
             return
-        match messages.decode(data):
-            case (messages.SPAWN, count, grace, _order):
-                self._on_spawn(data, fds, count, grace)
+        message = messages.decode(data)
+        if message[0] == messages.SPAWN:
+            _word, count, grace, _order = message
+            self._on_spawn(data, fds, count, grace)
+        else:
+            self._obey(message, fds)
+
+    def _take_last_requests(self, requests: _socket.socket) -> None:
+        """Hear which trees a dead host has handed over. Nothing is started for it any more."""
+        while True:
+            try:
+                data, fds = syscalls.recv_fds(requests)
+            except OSError:
+                return  # No request is left.
+            if not data:
+                return
+            message = messages.decode(data)
+            if message[0] == messages.SPAWN:
+                close_all(fds)
+            else:
+                self._obey(message, fds)
+
+    def _obey(self, message: tuple[Any, ...], fds: list[int]) -> None:
+        match message:
             case (messages.KILL_KEEPER, pid):
                 # The keeper may have exited while the request was on its way, and its pid may be in
                 # use again. A pid in the table is certain: the entry is removed at the latest
                 # when the zygote reaps that keeper, and only then the kernel frees the pid.
                 if pid in self._keepers:
-                    self._kill_keeper(pid)
+                    self.kill_keeper(pid)
+            case (messages.HAND_OVER, pid, seconds) if pid in self._keepers and len(fds) == 1:
+                self._successors.expect(pid, fds.pop(), seconds)
+            case (messages.KEEP, pid):
+                self._successors.keep(pid)
+            case (messages.HAND_OVER, *_):
+                pass  # The keeper has ended. The successor sees the end of the channel.
             case other:
                 raise AssertionError(other)
+        close_all(fds)
 
     def _on_spawn(self, data: bytes, fds: list[int], count: int, grace: float) -> None:
         if len(fds) == count:
@@ -298,7 +357,25 @@ class Zygote:
             self._spare = None
 
     # -- keepers that fail ------------------------------------------------------------------------
-    def _kill_keeper(self, pid: int) -> None:
+    def bound(self, pid: int, seconds: float) -> None:
+        """Kill this keeper if it has not ended `seconds` from now, plus the time for its duty."""
+        due = time.monotonic() + seconds + self._keepers[pid].grace + DUTY_SECONDS_MAX
+        # A keeper that was killed already keeps its deadline.
+        if not self._is_killed(pid):
+            self._dues[pid] = due, False
+
+    def unbound(self, pid: int) -> None:
+        """Lift the bound of a keeper: it has a host."""
+        if self._is_host_gone and pid not in self._successors:
+            self.bound(pid, 0.0)
+        elif not self._is_killed(pid):
+            self._dues.pop(pid, None)
+
+    def _is_killed(self, pid: int) -> bool:
+        return pid in self._dues and self._dues[pid][1]
+
+    def kill_keeper(self, pid: int) -> None:
+        """Kill a keeper that does not answer. The zygote ends its tree then."""
         # By number, which is safe: a keeper in the table is an unreaped child of the zygote.
         syscalls.kill(pid, SIGKILL)
         # SIGKILL cannot be refused, but a tracer can delay the reaping. Hence a second deadline.
@@ -315,9 +392,9 @@ class Zygote:
                 # Not reaped, and yet dead: held by a tracer. Its pid leaves the table, so that it
                 # is not signalled by number later.
                 del self._dues[pid]
-                self._lose([self._keepers.pop(pid)])
+                self._lose([self._pop_keeper(pid)])
             else:
-                self._kill_keeper(pid)
+                self.kill_keeper(pid)
 
     def _lose(self, lost: list[KnownKeeper]) -> None:
         """Take over the trees of these keepers."""
@@ -326,6 +403,7 @@ class Zygote:
         # the keeper exits, before it reports the death of the keeper.
         self._orphans = self._orphans or Orphans(self._reap)
         self._orphans.controls.extend(kept.control for kept in lost)
+        self._orphans.channels.extend(channel for kept in lost for channel in kept.channels)
         self._orphans.begin_anew()
 
     def _on_stopped(self, pid: int) -> None:
@@ -354,7 +432,7 @@ class Zygote:
             if os.WIFSTOPPED(status):
                 self._on_stopped(pid)
                 continue
-            kept = self._keepers.pop(pid, None)
+            kept = self._pop_keeper(pid) if pid in self._keepers else None
             self._dues.pop(pid, None)
             # A dead spare is replaced by the next iteration of the loop. It had no tree.
             if self._spare is not None and pid == self._spare.pid:
@@ -366,6 +444,8 @@ class Zygote:
                 # The exit status is the keeper's proof that its tree is gone. Any other end leaves
                 # the tree in an unknown state, so the zygote sweeps.
                 syscalls.close(kept.control)
+                for channel in kept.channels:
+                    channel.close()
             else:
                 lost.append(kept)
         # After the loop: all keepers that died together share one report.
@@ -373,6 +453,11 @@ class Zygote:
             self._lose(lost)
         if self._orphans is not None:
             self._orphans.note(statuses)
+
+    def _pop_keeper(self, pid: int) -> KnownKeeper:
+        kept = self._keepers.pop(pid)
+        kept.channels = self._successors.end(pid)
+        return kept
 
 
 class KnownKeeper:
@@ -385,6 +470,8 @@ class KnownKeeper:
     def __init__(self, control: int, grace: float) -> None:
         self.control = control
         self.grace = grace
+        # The channels to its other hosts, set when the keeper has ended.
+        self.channels: list[_socket.socket] = []
 
 
 class Spare:
