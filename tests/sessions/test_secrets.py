@@ -156,7 +156,9 @@ async def test_secret_in_cut_member_is_not_stored_in_part(agents: Agents, limit:
     """The agent has the secret in its script, so that no prompt contains it."""
     secret = "hunter2-is-my-key"
     # The cut falls behind 4, 8, … characters of the secret.
-    prompts = {f"prompt {kept}": _limits_cut("y" * (limit - len(CUT) - kept) + secret + "z" * 20) for kept in (4, 8, 12)}
+    prompts = {
+        f"prompt {kept}": _limits_cut("y" * (limit - len(CUT) - kept) + secret + "z" * 20) for kept in (4, 8, 12)
+    }
     async with Host(store_of(agents), secrets=[secret]) as host:
         session = await host.open("claude", name=NAME, command=fake_agent.command(prompts), options=QUICK)
         for prompt in prompts:

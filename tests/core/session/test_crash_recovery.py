@@ -159,8 +159,13 @@ def test_settle_refuses_redacted_ask_and_keeps_others_queued() -> None:
     assert (after.session.spent, after.session.cost) == (1.5, 1.0)
     assert crash_recovery.settle(after) == []
 
-@pytest.mark.parametrize(("before", "told", "after"), [(0.0, None, 0.0), (1.5, None, 1.5), (1.5, 1.75, 1.75), (None, 2.0, None)])
-def test_settle_keeps_known_total_of_conversation(before: float | None, told: float | None, after: float | None) -> None:
+
+@pytest.mark.parametrize(
+    ("before", "told", "after"), [(0.0, None, 0.0), (1.5, None, 1.5), (1.5, 1.75, 1.75), (None, 2.0, None)]
+)
+def test_settle_keeps_known_total_of_conversation(
+    before: float | None, told: float | None, after: float | None
+) -> None:
     """The next turn costs the growth of the total since then. Usage that is already in the log is not counted again."""
     talk = Talk(state=Session(config=histories.TELLING, conversation="one", spent=before))
     talk.ask(ask("a", NORMAL))

@@ -55,7 +55,9 @@ def test_usage_stays_after_deletion(served: Served) -> None:
     assert rows(served, "by=caller")["carol"] == before
 
 
-@pytest.mark.parametrize("query", ["by=moon", "since=yesterday", "since=20261118", "until=2026-W47-3", "until=2026-13-01", "wrong=1"])
+@pytest.mark.parametrize(
+    "query", ["by=moon", "since=yesterday", "since=20261118", "until=2026-W47-3", "until=2026-13-01", "wrong=1"]
+)
 def test_wrong_query_is_refused(served: Served, query: str) -> None:
     assert served.request("GET", f"/v1/usage?{query}").status in (400, 422)
 
