@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { noteOf } from "../../../../src/banksman/server/web/model/notes.js";
-import { kindText, limitText, retryText, windowText } from "../../../../src/banksman/server/web/model/provider.js";
+import { budgetText, capText, kindText, limitText, retryText, windowText } from "../../../../src/banksman/server/web/model/provider.js";
 import { accountOf } from "../../../../src/banksman/server/web/model/why.js";
 import { clockTime, dayTime } from "../../../../src/banksman/server/web/model/words.js";
 
@@ -49,4 +49,13 @@ test("retries and limits have a note, and a limit that ends has none", () => {
   const limited = noteOf({ kind: "limits.changed", body: { windows: [], limited_until: UNTIL } });
   assert.equal(limited.text, `The agent's account is limited until ${dayTime(UNTIL)}.`);
   assert.equal(noteOf({ kind: "limits.changed", body: { windows: [], limited_until: null } }), null);
+});
+
+test("a budget that is used up names its cap and the asks that wait", () => {
+  const use = { scope: "session", unit: "tokens", used: 1200, cap: 1000, caller: null, reached: true };
+  assert.equal(budgetText({ budget: [use], queue: [1, 2] }), "over budget: 1,200 of 1,000 tokens; 2 asks wait");
+  assert.equal(budgetText({ budget: [{ ...use, reached: false }], queue: [1] }), "");
+  assert.equal(budgetText({}), "");
+  assert.equal(capText({ ...use, unit: "usd", used: 5.034, cap: 5 }), "5.03 of 5 US dollars (estimate)");
+  assert.equal(capText({ ...use, scope: "caller", caller: "alice" }), "1,200 of 1,000 tokens of alice today");
 });
