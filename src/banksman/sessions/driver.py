@@ -59,6 +59,7 @@ from banksman.core.session.facts import (
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.questions import kept
 from banksman.core.session.state import ProcessPhase, ProcessState, Session, Store
+from banksman.core.session.usage_events import without_repeats
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
@@ -243,10 +244,11 @@ class Driver:
         match effect:
             case Append(entries=entries):
                 self.turn_times.note(entries, self.now())
-                self.usage.note(entries)
+                fresh = without_repeats(entries)
+                self.usage.note(fresh)
                 self._log_writer.append(entries)
                 if self._budgets is not None:
-                    self._budgets.note(self, self._state, entries)
+                    self._budgets.note(self, self._state, fresh)
                 if self._log_writer.is_behind:
                     self.on_backlog()
             case WriteFrame(data=data):

@@ -36,6 +36,7 @@ from banksman.core.session.permissions import DENIED, Decision
 from banksman.core.session.state import ProcessPhase
 from banksman.core.session.turn import TurnPhase
 from banksman.core.session.usage import Usage
+from banksman.core.session.usage_events import additions, without_repeats
 from banksman.errors import StoreError, UsageError
 
 RAISE = Decision(allows=True, option="raise")
@@ -238,6 +239,9 @@ def test_usage_of_lost_events_is_logged_when_log_returns() -> None:
     talk.fire((Timer.STORE, "1"))
     [lost] = [body for body in talk.logged("usage.reported") if body["added"] == body["used"]][1:]
     assert (lost["caller"], lost["added"]["tokens"]["input"], lost["added"]["turns"]) == ("alice", 20, 1)
+    # A process that counts its own appends does not count this again.
+    [retried] = [append for append in talk.appends if "session.store_returned" in [kind for _, kind, _ in append]]
+    assert (len(additions(retried)), len(additions(without_repeats(retried)))) == (1, 0)
     past = pasts.beginning(talk.state.config)
     for append in talk.appends:
         past = pasts.fold(past, append)

@@ -6,7 +6,7 @@ agent's own report and the cost, and are counted from these, without working tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,6 +43,16 @@ def additions(entries: Iterable[Entry]) -> list[Addition]:
     """Return what the entries add. An entry that is not valid adds nothing."""
     found = [addition(kind, data) for _, kind, data in entries if kind in KINDS]
     return [addition for addition in found if addition is not None]
+
+
+def without_repeats(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Return the entries without usage that is logged again after a failure of the log.
+
+    A process that counts what it appends has counted it before. See `durability`.
+    """
+    if not any(turn is None and kind == USAGE_REPORTED for turn, kind, _ in entries):
+        return entries
+    return [entry for entry in entries if entry[0] is not None or entry[1] != USAGE_REPORTED]
 
 
 def addition(kind: str, data: bytes) -> Addition | None:

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { noteOf } from "../../../../src/banksman/server/web/model/notes.js";
-import { kindText, limitText, retryText, windowText } from "../../../../src/banksman/server/web/model/provider.js";
+import { budgetText, capText, kindText, limitText, retryText, windowText } from "../../../../src/banksman/server/web/model/provider.js";
 import { accountOf } from "../../../../src/banksman/server/web/model/why.js";
 import { clockTime, dayTime } from "../../../../src/banksman/server/web/model/words.js";
 
@@ -69,4 +69,13 @@ test("a fall-back has a note, and the account names the agents of the session", 
   const told = Object.fromEntries(accountOf({ ...why, fallback }, 0, NOW));
   assert.equal(told.agents[0].startsWith("claude, limited until "), true);
   assert.deepEqual(told.agents.slice(1), ["codex, serves the session", "gemini, not installed"]);
+});
+
+test("a budget that is used up names its cap and the asks that wait", () => {
+  const use = { scope: "session", unit: "tokens", used: 1200, cap: 1000, caller: null, reached: true };
+  assert.equal(budgetText({ budget: [use], queue: [1, 2] }), "over budget: 1,200 of 1,000 tokens; 2 asks wait");
+  assert.equal(budgetText({ budget: [{ ...use, reached: false }], queue: [1] }), "");
+  assert.equal(budgetText({}), "");
+  assert.equal(capText({ ...use, unit: "usd", used: 5.034, cap: 5 }), "5.03 of 5 US dollars (estimate)");
+  assert.equal(capText({ ...use, scope: "caller", caller: "alice" }), "1,200 of 1,000 tokens of alice today");
 });
