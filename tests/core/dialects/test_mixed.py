@@ -1,4 +1,4 @@
-"""Logs with frames of several dialects: every recorded frame is read by its own dialect and is nothing to the others."""
+"""Logs with frames of several dialects: each recorded frame is nothing to the dialects of other agents."""
 
 from __future__ import annotations
 
