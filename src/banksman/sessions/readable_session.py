@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, MutableSet, Sequence
 from typing import Any
 
 from banksman.core.dialects.dialect import Dialect
-from banksman.core.dialects.mixed import MixedReader
+from banksman.core.dialects.mixed import reader_of
 from banksman.core.session.event import SENT, Event, Project
 from banksman.errors import UsageError
 from banksman.sessions.log_reader import LogReaders
@@ -62,7 +62,7 @@ class ReadableSession:
         self.name = name
         self.agent = agent
         self.dialect = dialect
-        self.frames = MixedReader(dialect)
+        self.frames = reader_of(dialect)
         self._project = Project(self.frames.project, self.frames.partial)
         # The store's latest listing or lookup result for this session.
         self.seen: KnownSession | None = None

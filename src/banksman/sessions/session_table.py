@@ -11,7 +11,7 @@ import functools
 import weakref
 from collections.abc import Collection
 
-from banksman.core.dialects.mixed import MixedReader
+from banksman.core.dialects.mixed import reader_of
 from banksman.core.session.event import Project
 from banksman.core.wire.redaction import Redactor
 from banksman.errors import NotFound
@@ -106,7 +106,7 @@ class SessionTable:
         known = self._store.find(session)
         if known is None:
             return None
-        frames = MixedReader(self._profile(known.agent).dialect)
+        frames = reader_of(self._profile(known.agent).dialect)
         return Project(frames.project, frames.partial)
 
     # -- changing ---------------------------------------------------------------------------------

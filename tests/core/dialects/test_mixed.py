@@ -1,4 +1,4 @@
-"""Logs with frames of several dialects: each recorded frame has a meaning in its own dialect, and in no other."""
+"""Logs with frames of several dialects: each recorded frame is nothing to the dialects of other agents."""
 
 from __future__ import annotations
 

@@ -612,8 +612,9 @@ def _frames_of(process: int, lines: tuple[bytes, ...], agent: str) -> FramesRead
 
 
 def _in_conversation(meaning: Meaning, conversation: str) -> Meaning:
-    is_named = isinstance(meaning, TurnOpened) and meaning.conversation is not None
-    return replace(meaning, conversation=conversation) if is_named else meaning
+    if isinstance(meaning, TurnOpened) and meaning.conversation is not None:
+        return replace(meaning, conversation=conversation)
+    return meaning
 
 
 def _frames(world: World, lines: tuple[bytes, ...]) -> FramesRead:

@@ -40,8 +40,9 @@ class Second(Telling):
 
     def read(self, line: bytes) -> Meaning | None:
         meaning = super().read(line)
-        is_opened = isinstance(meaning, TurnOpened) and meaning.conversation is not None
-        return replace(meaning, conversation="second") if is_opened else meaning
+        if isinstance(meaning, TurnOpened) and meaning.conversation is not None:
+            return replace(meaning, conversation="second")
+        return meaning
 
 
 ONE = replace(TELLING, agent="one")
@@ -300,7 +301,7 @@ def test_pin_of_preempted_ask_survives_restart() -> None:
     talk.hear(b"ok interrupt-low#1-1", b"over low0000! low0000", b"cancelled low0000")
     past = replayed(talk)
     again = pasts.decode(pasts.encode(past), BOTH)
-    assert [turn.agent for turn in again.session.queue] == ["one"]  # pyright: ignore[reportAttributeAccessIssue]
+    assert [turn.agent for turn in again.session.queue if isinstance(turn, Turn)] == ["one"]
 
 
 def test_ask_of_removed_agent_fails() -> None:

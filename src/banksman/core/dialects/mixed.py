@@ -8,10 +8,14 @@ change.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from banksman.core.dialects.dialect import Dialect, Projector, Transcript
 from banksman.core.dialects.unknown import UNKNOWN, dialect_of
+
+# Each agent's profile has one dialect, and users have few agents.
+READERS_MAX = 64
 
 
 class MixedReader:
@@ -40,6 +44,12 @@ class MixedReader:
 
     def _is_other(self, line: bytes) -> bool:
         return dialect_of(line).name != self._dialect.name
+
+
+@functools.lru_cache(maxsize=READERS_MAX)
+def reader_of(dialect: Dialect) -> MixedReader:
+    """Return the reader of a dialect, always the same: events with equal readers are equal."""
+    return MixedReader(dialect)
 
 
 class _TurnReader:
