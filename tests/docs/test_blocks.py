@@ -69,6 +69,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ),
     ("docs/concepts.md", "async with"): python(is_body=True, prints="done\n"),
     ("docs/decisions/0002-zygote-and-keeper.md", "your program"): names,
+    ("docs/decisions/0016-hand-over.md", "old host"): names,
     ("docs/editors.md", '{"agent_servers": {"Banksman": {"type"'): editor_entry,
     ("docs/editors.md", '{"agent_servers": {"Banksman": {"command"'): editor_entry,
     ("docs/guarantees.md", ".venv/bin/python"): pytest_command,

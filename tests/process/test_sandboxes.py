@@ -391,7 +391,7 @@ def test_process_released_by_another_thread_while_its_loop_closes_it_is_safe() -
         looks = 0
 
         @property
-        def _control(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        def _control(self) -> Any:
             self.looks += 1
             return ours if self.looks == 1 else None
 
