@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from tests.server.kit import SECONDS_MAX, TOKEN, Served, shared
 
+from banksman import Budget, UsageError
+from banksman.server.server_settings import ServerSettings
 from banksman.testing import fake_agent
 
 pytestmark = pytest.mark.thorough
@@ -63,3 +65,12 @@ def test_flags_open_session_with_budget(served: Served) -> None:
     assert [use["unit"] for use in json.loads(shown)["budget"]] == ["tokens", "turns"]
     assert "--budget cannot be" in cli(served, "open", "claude", "--budget", "tokens", *agent)
     assert "euro" in cli(served, "open", "claude", "--budget", "euro=5", *agent)
+
+
+def test_settings_have_budgets_of_host_and_callers() -> None:
+    settings = ServerSettings(budget="tokens=5,usd=1.5", caller_budgets=["a:b:turns=1", "*:tokens=7"])
+    callers = {"a:b": Budget(turns=1), "*": Budget(tokens=7)}
+    assert settings.shared_budgets() == (Budget(tokens=5, usd=1.5), callers)
+    for wrong in ("alice", ":turns=1", "alice:", "alice:euro=1"):
+        with pytest.raises(UsageError, match="budget"):
+            ServerSettings(caller_budgets=[wrong])
