@@ -143,6 +143,30 @@ async def test_ask_whose_tool_ran_is_not_sent_to_fallback(scene: Scene) -> None:
         await session.close()
 
 
+async def test_ask_that_met_limit_without_effect_is_served_by_fallback(scene: Scene) -> None:
+    async with Host(store=scene.store) as host:
+        raw, boundary = (line.removeprefix("@@") for line in limit().split("\n"))
+        command = fake_agent.command({"prompt 1": [raw, boundary]}, evidence=scene.folder / "claude")
+        session = await scene.open(host, on_limit="wait", command=command)
+        assert await answer(session, "hello") == (Kind.DONE, "you said: hello")
+        assert [len(scene.prompts(agent)) for agent in ("claude", "codex")] == [1, 1]
+        assert await changes(session) == [("claude", "codex", "limited")]
+        await session.close()
+
+
+async def test_limit_of_another_session_of_the_account_lets_session_fall_back(scene: Scene) -> None:
+    async with Host(store=scene.store) as host:
+        first, second = await scene.open(host), await scene.open(host, name="other")
+        await answer(first, limit())
+        await until(lambda: second.status().limited_until is not None)
+        assert await answer(second, "hello") == (Kind.DONE, "you said: hello")
+        # The limit is that of the account of Claude, and not of the agent that serves now.
+        assert second.status().limited_until is None
+        assert scene.prompts("codex") == ["hello"]
+        await first.close()
+        await second.close()
+
+
 async def test_missing_first_agent_is_passed_over(scene: Scene) -> None:
     async with Host(store=scene.store) as host:
         session = await scene.open(host, command=[str(scene.folder / "no-such-program")])
@@ -217,10 +241,15 @@ async def test_fork_copies_conversation_of_first_agent(scene: Scene) -> None:
     async with Host(store=scene.store) as host:
         session = await scene.open(host)
         await answer(session, "one")
+        first = session.status().conversation
         await answer(session, limit())
         await answer(session, "two")
         fork = await host.fork(session, name="copy")
-        assert await answer(fork, "three") == (Kind.DONE, "three")
+        assert fork.origin == first
+        # The account is limited, so the fork falls back, too. Its fall-back begins an own conversation.
+        assert await answer(fork, "three") == (Kind.DONE, "you said: three")
+        assert fork.origin == first
+        assert fork.status().conversation not in (None, session.status().conversation)
         await fork.close()
         await session.close()
 

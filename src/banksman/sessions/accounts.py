@@ -123,28 +123,29 @@ class SessionAccounts:
     """The accounts of the agents of one session, by the name of the agent."""
 
     def __init__(self, limits: AccountLimits, accounts: Mapping[str, str]) -> None:
-        """Join the accounts of a session that is being opened: names of accounts by agent."""
+        """Prepare the accounts of a session that is being opened: names of accounts by agent."""
         self._limits = limits
-        self._members = {agent: limits.join(account) for agent, account in accounts.items()}
+        self._accounts = accounts
+        self._members: dict[str, AccountMember] = {}
         self._on_limited: Callable[[str, float | None], None] | None = None
 
     def begin(self, on_limited: Callable[[str, float | None], None]) -> None:
-        """Receive the limits that other sessions report, each with the agent of this session."""
+        """Join the accounts. Receive the limits that other sessions report, with the agent."""
         self._on_limited = on_limited
-        for agent, member in self._members.items():
-            member.begin(partial(on_limited, agent))
+        self.renew(self._accounts)
 
     def renew(self, accounts: Mapping[str, str]) -> None:
         """Take the accounts with which the session was opened again, and their known limits."""
+        assert self._on_limited is not None
         for agent in self._members.keys() - accounts.keys():
             self._members.pop(agent).leave()
         for agent, account in accounts.items():
             if agent in self._members:
                 self._limits.renew(self._members[agent], account)
             else:
+                # An account without members may be dropped, so its member begins at once.
                 self._members[agent] = self._limits.join(account)
-                if self._on_limited is not None:
-                    self._members[agent].begin(partial(self._on_limited, agent))
+                self._members[agent].begin(partial(self._on_limited, agent))
 
     def report(self, agent: str, until: float | None) -> None:
         """Tell the other sessions until when the account of an agent is limited."""
