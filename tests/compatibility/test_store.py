@@ -46,12 +46,12 @@ def comparable(rows: list[Row]) -> list[Row]:
     ]
 
 
-# Members that later versions have added.
-ADDED = ("used", "added", "caller")
+# Members that later versions have added, and `spent`, which this version keeps where that one forgot it.
+CHANGED = ("used", "added", "caller", "spent")
 
 
 def without_words(row: Row) -> Row:
-    data = {name: value for name, value in json.loads(row["data"]).items() if name not in ADDED}
+    data = {name: value for name, value in json.loads(row["data"]).items() if name not in CHANGED}
     return {**data, "error": data["error"] is not None} if "error" in data else data
 
 

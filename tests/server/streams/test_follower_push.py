@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import types
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,8 +59,15 @@ class Client:
                 await asyncio.sleep(0.001)
 
 
-def _no_updates(_: bytes) -> list[dict[str, Any]]:
-    return []
+class SilentDialect:
+    """Dialect whose frames have no updates."""
+
+    name = "silent"
+
+    def project(self, _line: bytes) -> list[dict[str, Any]]:
+        return []
+
+    partial = project
 
 
 class Writer:
@@ -102,7 +108,7 @@ async def following(
     if writer is None:
         writer = Writer(log, await log.claim("s", agent="a"))
         await writer.append(FRAME)
-    dialect: Any = types.SimpleNamespace(project=_no_updates, partial=_no_updates)
+    dialect: Any = SilentDialect()
     ends: asyncio.Future[None] = loop.create_future()
     session: Any = ReadableSession("s", name=None, agent="a", dialect=dialect, store=log, ends=ends)
     source = OneSession(session, raw=False, frames=frames)

@@ -35,6 +35,8 @@ def dialect_of(line: bytes) -> Dialect:
 
     The default is Claude, which ignores a frame that it does not know.
     """
+    if line.startswith(b'{"type":'):
+        return CLAUDE  # Every token takes this path.
     try:
         look = _decode(line)
     except UNDECODABLE:
