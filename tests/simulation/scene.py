@@ -15,8 +15,9 @@ from banksman.core.dialects.claude import CLAUDE
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event
 from banksman.core.session.facts import Timer
-from banksman.core.session.history import SessionHistory, replay
+from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind, Outcome, Receipt
+from banksman.core.session.replay import replay
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, ProcessPhase, Stdin
 from banksman.core.session.state import Session as State

@@ -58,6 +58,7 @@ from banksman.core.session import (
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
 from banksman.core.session import questions as questioning
+from banksman.core.session import replay as replaying
 from banksman.core.session.ask_queue import BACKGROUND, Queue, Waiting
 from banksman.core.session.budget import CapUse
 from banksman.core.session.effects import Effect, ReportIdle, Resolve, StartProcess, TellAnswer
@@ -116,7 +117,7 @@ def _mutant(name: str, where: object, function: str, found_by: str | Callable[[]
 
 
 # -- usage -----------------------------------------------------------------------------------------------------------
-@_mutant("usage forgotten on replay", pasts, "_count", "usage")
+@_mutant("usage forgotten on replay", replaying, "_count", "usage")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def count(state: Session, event: Event) -> Session:
         return state
@@ -144,7 +145,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- budgets ---------------------------------------------------------------------------------------------------------
-@_mutant("budget forgotten on replay", pasts, "_use", "a budget, and a host that dies")
+@_mutant("budget forgotten on replay", replaying, "_use", "a budget, and a host that dies")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def use(state: Session, event: Event) -> Session:
         return state
@@ -1310,7 +1311,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- deadlines of asks, and background tasks ---------------------------------------------------------------------------
-@_mutant("a deadline is forgotten on replay", pasts, "_queue", "a deadline, and a host that dies")
+@_mutant("a deadline is forgotten on replay", replaying, "_queue", "a deadline, and a host that dies")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def queue(state: Session, id: str, body: dict[str, Any]) -> Session:
         return right(state, id, body | {"deadline": None})
@@ -1394,7 +1395,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 _task_scenario = "tasks in the background, and a log that fails"
 
 
-@_mutant("background tasks outlive the log that lost their end", pasts, "_fold_session", _task_scenario)
+@_mutant("background tasks outlive the log that lost their end", replaying, "_fold_session", _task_scenario)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def fold(state: Session, event: Event) -> Session:
         return state if event.kind == kinds.SESSION_STORE_RETURNED else right(state, event)
@@ -1513,7 +1514,7 @@ _mutant(
 )(_unlike(kinds.SESSION_STORE_RETURNED))
 
 
-@_mutant("a limit is forgotten on replay", pasts, "_fold_session", "a limit")
+@_mutant("a limit is forgotten on replay", replaying, "_fold_session", "a limit")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def fold(state: Session, event: Event) -> Session:
         return state if event.kind == kinds.LIMITS_CHANGED else right(state, event)
@@ -1549,7 +1550,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return expire
 
 
-@_mutant("the limit of a requeued ask is forgotten on replay", pasts, "_limited_by", "a wait for a limit")
+@_mutant("the limit of a requeued ask is forgotten on replay", replaying, "_limited_by", "a wait for a limit")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def limited_by(state: Session, _event: Event) -> Session:
         return state
@@ -1557,7 +1558,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return limited_by
 
 
-@_mutant("replay does not count how often an ask waited for a limit", pasts, "_again", "a wait for a limit")
+@_mutant("replay does not count how often an ask waited for a limit", replaying, "_again", "a wait for a limit")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def again(turn: Turn, event: Event) -> Turn:
         return replace(right(turn, event), limit_waits=turn.limit_waits)
@@ -1656,7 +1657,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return switched
 
 
-@_mutant("a fall-back is forgotten on replay", pasts, "_fold_session", "a fall-back")
+@_mutant("a fall-back is forgotten on replay", replaying, "_fold_session", "a fall-back")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def fold(state: Session, event: Event) -> Session:
         return state if event.kind == kinds.SESSION_FELL_BACK else right(state, event)

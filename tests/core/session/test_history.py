@@ -20,7 +20,7 @@ from tests.thorough import one_in
 from banksman.core.dialects.meaning import BackgroundTask, Requested, RequestPurpose
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
-from banksman.core.session import history as replay
+from banksman.core.session import replay
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.event import Entry, Event, entry
 from banksman.core.session.history import VERSION, LastProcess, OpenQuestion, SessionHistory

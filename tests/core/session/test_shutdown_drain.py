@@ -47,8 +47,8 @@ from banksman.core.session.facts import (
     Timer,
     TimerFired,
 )
-from banksman.core.session.history import replay
 from banksman.core.session.outcome import By, Kind
+from banksman.core.session.replay import replay
 from banksman.core.session.state import Mode, ProcessPhase, Session, Store
 from banksman.core.session.step import step
 from banksman.core.session.turn import Turn, TurnPhase

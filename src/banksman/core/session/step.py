@@ -79,8 +79,8 @@ from banksman.core.session.facts import (
     TerminalsEnded,
     TimerFired,
 )
-from banksman.core.session.history import replay
 from banksman.core.session.outcome import By, Receipt
+from banksman.core.session.replay import replay
 from banksman.core.session.state import OVER, ProcessPhase, Session, not_open
 from banksman.core.session.transition import Transition
 

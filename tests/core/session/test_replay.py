@@ -30,9 +30,9 @@ from banksman.core.session.facts import (
     Timer,
     TimerFired,
 )
-from banksman.core.session.history import replay
 from banksman.core.session.outcome import Kind
 from banksman.core.session.permissions import Rules, Verdict
+from banksman.core.session.replay import replay
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, Session
 from banksman.core.session.step import step

@@ -1,0 +1,319 @@
+"""Fold a session's log into its state: `replay(events)`.
+
+Only durable state comes back: the queue and its order, the open turn, and the agent's name for the
+conversation. Holds, uncommitted writes and all clocks were lost with their process. The caller
+decides about an open turn, which may have been completed or not. All functions are pure.
+`history.py` adds what the state does not have, and snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from banksman.core.dialects.meaning import BackgroundTask
+from banksman.core.session import account_limits, ask_queue, fallback, usage_events
+from banksman.core.session import budget as budgets
+from banksman.core.session import event as kinds
+from banksman.core.session.budget import RaisedBudget
+from banksman.core.session.event import Event
+from banksman.core.session.outcome import Kind, tasks_of
+from banksman.core.session.permissions import Verdict
+from banksman.core.session.session_config import Config
+from banksman.core.session.state import AgentState, Mode, ProcessState, Session
+from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
+from banksman.core.session.usage import Meter, Usage
+
+_Agent = TypeVar("_Agent", Session, AgentState)
+
+
+def replay(events: Iterable[Event], config: Config, after: Session | None = None) -> Session:
+    """Return the state after these events, as their writer had it.
+
+    `after`: the state that the earlier events produced.
+    """
+    state = Session(config=config) if after is None else after
+    head = state.head
+    for event in events:
+        assert event.seq == head + 1, f"event {event.seq} does not follow {head}"
+        head = event.seq
+        if not event.is_frame:
+            state = fold_event(state, event)
+    return replace(state, head=head, committed=head)
+
+
+def fold_event(state: Session, event: Event) -> Session:
+    """Apply one event of Banksman's own kinds to the state. Its seq is not checked."""
+    return _fold_event(_use(state, event), event)
+
+
+def _use(state: Session, event: Event) -> Session:
+    """Add the usage in an event to the sum of the session."""
+    if event.kind not in usage_events.KINDS:
+        return state
+    found = usage_events.addition(event.kind, event.data)
+    return state if found is None else replace(state, used=state.used.plus(found.usage))
+
+
+def _fold_event(state: Session, event: Event) -> Session:
+    turn = event.turn
+    match event.kind:
+        case kinds.TURN_QUEUED:
+            assert turn is not None
+            return _queue(state, turn, event.body)
+        case kinds.TURN_STARTED:
+            assert turn is not None
+            return _start(state, turn, event.body)
+        case kinds.TURN_REQUEUED:
+            assert state.turn is not None
+            if turn != state.turn.id:
+                return _requeue_unsent(state, state.turn, event)
+            # The same as `Turn.requeued`, except that a steered prompt stays with the agent.
+            rest = _led_by_next(state.turn, state.turn.steered)
+            again = _again(state.turn.requeued(), event)
+            state = _limited_by(state, event)
+            return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
+        case kinds.TURN_INTERRUPTED:
+            for name in ("turn", "own"):
+                open_turn: Turn | None = getattr(state, name)
+                if open_turn is not None and open_turn.id == turn:
+                    return replace(
+                        state, **{name: replace(open_turn, phase=TurnPhase.INTERRUPTING)}
+                    )
+            return state
+        case kinds.TURN_ENDED:
+            assert turn is not None
+            body = event.body
+            # An agent that has completed a turn knows its conversation.
+            is_adopted = state.is_adopted and body["outcome"] != Kind.DONE
+            ended = _end_turn(state, turn)
+            failure: Mapping[str, Any] = body.get("failure") or {}
+            return replace(
+                ended,
+                spent=body["spent"],
+                cost=body["cost_in_all"],
+                is_adopted=is_adopted,
+                limited_until=account_limits.limited_after(
+                    state.limited_until, Kind(body["outcome"]), failure.get("limited_until")
+                ),
+            )
+        case kinds.USAGE_REPORTED:
+            return _count(state, event)
+        case kinds.QUEUE_CHANGED:
+            assert turn is not None
+            return replace(state, queue=ask_queue.move(state.queue, turn, event.body["before"]))
+        case kinds.PROCESS_STARTED:
+            return replace(state, process=ProcessState(number=event.body["process"]))
+        case kinds.TASKS_CHANGED:
+            return _with_tasks(state, tasks_of(event.body["tasks"]))
+        case _:
+            return _fold_session(state, event)
+
+
+def _with_tasks(state: Session, tasks: tuple[BackgroundTask, ...]) -> Session:
+    return replace(state, process=replace(state.process, tasks=tasks))
+
+
+def _fold_session(state: Session, event: Event) -> Session:
+    """Apply an event that concerns the session as a whole."""
+    match event.kind:
+        case kinds.SESSION_OPENED:
+            return _open(state, event.body)
+        case kinds.SESSION_IMPORTED:
+            # An imported session is a copy. Its open and waiting asks are served at the origin, and
+            # so is its conversation. The copy forks that conversation.
+            left = replace(
+                _with_tasks(state, ()),
+                queue=(),
+                turn=None,
+                own=None,
+                agents=tuple((name, _copied(agent)) for name, agent in state.agents),
+            )
+            return _copied(left)
+        case kinds.SESSION_CONVERSATION:
+            return replace(state, conversation=event.body["conversation"], is_adopted=False)
+        case kinds.SESSION_CONTEXT_LOST:
+            return replace(state, conversation=None, fork_of=None, spent=0.0, is_adopted=False)
+        case kinds.SESSION_SETTING:
+            name, value = event.body["name"], event.body["value"]
+            kept = tuple(pair for pair in state.settings if pair[0] != name)
+            return replace(state, settings=kept if value is None else (*kept, (name, value)))
+        case kinds.LIMITS_CHANGED:
+            body = event.body
+            told = {
+                "limits": account_limits.from_json(body["windows"]),
+                "limited_until": body["limited_until"],
+            }
+            other = body.get("agent")
+            return replace(state, **told) if other is None else fallback.noted(state, other, **told)
+        case kinds.SESSION_FELL_BACK:
+            return fallback.switched(state, event.body["from"], event.body["to"])
+        case kinds.BUDGET_WARNING | kinds.BUDGET_EXCEEDED:
+            body = event.body
+            if body["scope"] != "session":
+                return state
+            cap = (event.kind, body["unit"], body["cap"])
+            return replace(state, told=budgets.with_told(state.told, cap))
+        case kinds.BUDGET_RAISED:
+            return replace(state, raised=msgspec.convert(event.body, RaisedBudget))
+        case kinds.SESSION_CLOSED:
+            return replace(state, mode=Mode.CLOSED)
+        case kinds.SESSION_STORE_RETURNED:
+            # The process was stopped when the log broke, and could not log the end of its tasks.
+            return _with_tasks(state, ())
+        case _:
+            return state
+
+
+def _copied(state: _Agent) -> _Agent:
+    """Return the state of an agent in an imported copy, which forks the conversation."""
+    origin = state.conversation or state.fork_of
+    left = replace(
+        state,
+        settings=(),
+        conversation=None,
+        fork_of=origin,
+        # The agent may use another account here.
+        limits=(),
+        limited_until=None,
+    )
+    return left if origin is None else replace(left, spent=None, is_adopted=True)
+
+
+def _open(state: Session, body: dict[str, Any]) -> Session:
+    state = replace(state, mode=Mode.OPEN)
+    if body["resume"] is None:
+        return state
+    # The conversation began elsewhere. Its cost so far is unknown, and so is whether it exists at
+    # all.
+    conversation, fork_of = (None, body["resume"]) if body["fork"] else (body["resume"], None)
+    return replace(state, conversation=conversation, fork_of=fork_of, spent=None, is_adopted=True)
+
+
+def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
+    prompt: Any = body["prompt"]
+    ask = Ask(
+        id=id,
+        ref=body["ref"],
+        prompt=prompt,
+        priority=body["priority"],
+        on_busy=body["on_busy"],
+        on_preempt=body["on_preempt"],
+        key=body["key"],
+        rules=tuple((name, Verdict(verdict)) for name, verdict in body["rules"]),
+        schema=body["schema"],
+        is_last=body["is_last"],
+        # Events of earlier versions lack both.
+        deadline=body.get("deadline"),
+        caller=body.get("caller"),
+    )
+    if body.get("into") is not None:
+        return replace(state, queue=ask_queue.join(state.queue, body["into"], ask))
+    return replace(state, queue=ask_queue.enqueue(state.queue, queued(ask)))
+
+
+def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
+    if "origin" in body:
+        own = Turn(
+            id=id,
+            ask=None,
+            priority=ask_queue.OWN_PRIORITY,
+            origin=body["origin"],
+            phase=TurnPhase.RUNNING,
+        )
+        return replace(state, own=own, own_count=state.own_count + 1)
+    if state.turn is not None and state.turn.id == id:
+        # The ask was steered into a turn that is over, and the agent reached its prompt unprompted.
+        return replace(state, turn=replace(state.turn, attempt=body["attempt"], limit_waits=0))
+    waiting = ask_queue.find(state.queue, id)
+    assert waiting is not None, f"turn {id} was never queued"
+    queue = ask_queue.remove(state.queue, waiting.id)
+    if "into" in body:
+        assert state.turn is not None
+        assert waiting.ask is not None
+        return replace(
+            state, queue=queue, turn=replace(state.turn, steered=(*state.turn.steered, waiting.ask))
+        )
+    return replace(
+        state, queue=queue, turn=replace(waiting, phase=TurnPhase.STARTING, attempt=body["attempt"])
+    )
+
+
+def _count(state: Session, event: Event) -> Session:
+    """Add a report of usage to the open turn that it belongs to."""
+    added = msgspec.convert(event.body["added"], Usage)
+    for name in ("turn", "own"):
+        turn: Turn | None = getattr(state, name)
+        if turn is not None and turn.id == event.turn:
+            meter = replace(turn.meter, logged=turn.meter.logged.plus(added))
+            return replace(state, **{name: replace(turn, meter=meter)})
+    return state
+
+
+def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
+    """Requeue a steered ask: its prompt was not sent, or a limit of the account failed it."""
+    ask = next((ask for ask in turn.steered if ask.id == event.turn), None)
+    assert ask is not None, f"{event.turn} was not to be added to {turn.id}"
+    again = _again(queued(ask), event)
+    rest = replace(turn, steered=tuple(other for other in turn.steered if other is not ask))
+    state = _limited_by(state, event)
+    return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
+
+
+def _again(turn: Turn, event: Event) -> Turn:
+    """Return a requeued turn. Only a limit of the account is a logged reason."""
+    waits = turn.limit_waits + (event.body.get("reason") == "limit")
+    # The agent that got the prompt, if the session has several.
+    agent = event.body.get("agent") or turn.agent
+    return replace(turn, attempt=event.body["attempt"], limit_waits=waits, agent=agent)
+
+
+def _limited_by(state: Session, event: Event) -> Session:
+    until = event.body.get("limited_until")
+    return state if until is None else replace(state, limited_until=until)
+
+
+def _end_turn(state: Session, id: str) -> Session:
+    if state.own is not None and state.own.id == id:
+        return replace(state, own=None)
+    turn = state.turn
+    if turn is not None and any(ask.id == id for ask in turn.asks):
+        return replace(state, turn=_without(turn, id))
+    waiting = ask_queue.find(state.queue, id)
+    assert waiting is not None, f"turn {id} ended twice, or was never queued"
+    rest = _without(waiting, id)
+    kept = () if rest is None else (rest,)
+    index = state.queue.index(waiting)
+    return replace(state, queue=(*state.queue[:index], *kept, *state.queue[index + 1 :]))
+
+
+def _without(turn: Turn, id: str) -> Turn | None:
+    """Return a turn without one of its asks, led by the next one; None if no ask is left."""
+    if turn.ask is None:
+        return None
+    if turn.id != id:
+        joined = tuple(ask for ask in turn.joined if ask.id != id)
+        return replace(
+            turn, joined=joined, steered=tuple(ask for ask in turn.steered if ask.id != id)
+        )
+    # If the leading ask ends, the whole turn is over, and the endings of the other asks follow.
+    # Steered prompts continue.
+    return _led_by_next(turn, (*turn.joined, *turn.steered))
+
+
+def _led_by_next(turn: Turn, rest: tuple[Ask, ...]) -> Turn | None:
+    if not rest:
+        return None
+    first, *others = rest
+    return replace(
+        turn,
+        id=first.id,
+        ask=first,
+        joined=tuple(a for a in others if a in turn.joined),
+        steered=tuple(a for a in others if a in turn.steered),
+        # The turn that is over has counted its usage.
+        meter=Meter(),
+    )
