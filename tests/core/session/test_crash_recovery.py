@@ -18,19 +18,21 @@ from tests.core.session.scenarios import FIRST, HELD, LOW, MERGING, PATIENT, SEC
 from tests.core.session.talk import Talk
 from tests.thorough import one_in, thorough
 
-from banksman.core.dialects.meaning import UsageReported
+from banksman.core.dialects.meaning import ProviderFailure, TurnOver, UsageReported
+from banksman.core.dialects.tokens import Tokens
 from banksman.core.session import crash_recovery
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
-from banksman.core.session.ask_queue import NORMAL
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
 from banksman.core.session.effects import Append
 from banksman.core.session.event import Entry
-from banksman.core.session.facts import Begun
+from banksman.core.session.facts import AskWithdrawn, Begun
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind, outcome_of
 from banksman.core.session.state import Mode, ProcessPhase, Session
 from banksman.core.session.turn import Turn
 from banksman.core.wire.redaction import REDACTED
+from banksman.errors import ErrorKind
 
 # Maximum of steps of the next host for the whole queue: a start, a turn and an exit for each ask.
 STEPS_MAX = 100
@@ -177,6 +179,70 @@ def test_settle_keeps_known_total_of_conversation(
     appends = [effect for effect in talk.effects if isinstance(effect, Append)]
     past = pasts.fold(past, [entry for append in appends for entry in append.entries])
     assert pasts.fold(past, crash_recovery.settle(past)).session.spent == after
+
+
+def folded(talk: Told) -> SessionHistory:
+    """Return the history of a host that died now, settled by the next one."""
+    past = pasts.beginning(talk.state.config)
+    for append in talk.appends:
+        past = pasts.fold(past, append)
+    return pasts.fold(past, crash_recovery.settle(past))
+
+
+@pytest.mark.parametrize("reason", ["preempted", "limited"])
+def test_cost_of_requeued_turn_is_counted_once_after_crash(reason: str) -> None:
+    talk = Told(config=replace(histories.TELLING, on_limit="wait"))
+    talk.serve(ask("a", NORMAL), spent=4.0)
+    talk.ask(ask("b", BACKGROUND, on_preempt="requeue"))
+    talk.opens("b0000")
+    if reason == "preempted":
+        talk.ask(ask("u", INTERACTIVE))
+        talk.hear(b"ok interrupt-b#1-1")
+        talk.mean(TurnOver(("b0000",), is_aborted=True, spent=6.0))
+    else:
+        limit = ProviderFailure(ErrorKind.USAGE_LIMIT, limited_until=900.0)
+        talk.mean(TurnOver(("b0000",), is_error=True, error="no", failure=limit, spent=6.0))
+    talk.hear(b"settled b0000")
+    assert "b" in [turn.id for turn in talk.state.queue]
+    session = folded(talk).session
+    assert (session.spent, session.cost, session.used.usd) == (6.0, 6.0, 6.0)
+
+
+def test_settle_adds_no_cost_that_end_of_steered_ask_has() -> None:
+    talk = Told()
+    talk.serve(ask("a", NORMAL), spent=4.0)
+    talk.ask(ask("b", NORMAL))
+    talk.opens("b0000")
+    talk.ask(STEER)
+    talk.hear(f"taken {STEER.ref}".encode())
+    talk.mean(TurnOver((STEER.ref,), spent=5.0))
+    talk.wait(0.6)
+    assert STEER.id in talk.kinds
+    talk.mean(UsageReported("c1", Tokens(5)))
+    session = folded(talk).session
+    assert (session.spent, session.used.usd) == (5.0, 5.0)
+
+
+@pytest.mark.parametrize("next_event", ["withdrawn", "exit", "crash"])
+def test_reported_cost_of_open_turn_is_counted_once(next_event: str) -> None:
+    talk = Told()
+    talk.serve(ask("a", NORMAL), spent=4.0)
+    talk.ask(ask("b", NORMAL))
+    talk.opens("b0000")
+    talk.mean(UsageReported(spent=4.5))
+    if next_event == "withdrawn":
+        talk.ask(ask("c", NORMAL))
+        talk.tell(AskWithdrawn(talk.at, "c"))
+    elif next_event == "exit":
+        talk.die(code=1)
+    session = folded(talk).session
+    assert (session.spent, session.used.usd) == (4.5, 4.5)
+    if next_event == "exit":
+        talk.ask(ask("d", NORMAL))
+        talk.wait(60)
+        talk.begin()
+        talk.over("d0000", spent=5.0)
+        assert talk.state.used.usd == 5.0
 
 
 # -- the next host ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from banksman.core.session import questions
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.history import OpenQuestion, SessionHistory
 from banksman.core.session.outcome import By, Kind
-from banksman.core.session.state import Session
 from banksman.core.session.turn import Turn
 from banksman.core.session.usage import Usage, caller_of
 from banksman.core.wire.redaction import REDACTED
@@ -48,15 +47,8 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
     entries = [
         _without_process(past, question) for question in past.questions if not question.is_kept
     ]
-    entries += [
-        _ended(past, ask.id, Kind.REFUSED, By.WITHDRAWN, MAIMED, spent=session.spent)
-        for ask in maimed
-    ]
-    entries += [
-        _ended(past, ask.id, Kind.WITHDRAWN, By.WITHDRAWN, None, spent=session.spent)
-        for ask in needless
-    ]
-    spent = _spent(session)
+    entries += [_ended(past, ask.id, Kind.REFUSED, By.WITHDRAWN, MAIMED) for ask in maimed]
+    entries += [_ended(past, ask.id, Kind.WITHDRAWN, By.WITHDRAWN, None) for ask in needless]
     if session.own is not None:
         own = session.own
         entries.append(
@@ -66,7 +58,6 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
                 Kind.UNKNOWN,
                 By.EXIT,
                 ERROR,
-                spent=spent,
                 counts=own,
                 origin=own.origin,
             )
@@ -78,7 +69,6 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
             Kind.UNKNOWN,
             By.EXIT,
             ERROR,
-            spent=spent,
             counts=session.turn if index == 0 else None,
         )
         for index, ask in enumerate(unknown)
@@ -95,17 +85,6 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
         swept=list(swept),
     )
     return [*entries, recovered]
-
-
-def _spent(session: Session) -> float | None:
-    """Return the last known cost of the conversation; None if it was never known.
-
-    The agent's further spending on the open turns is part of its next total, and so of the cost of
-    the next turn.
-    """
-    open_turns = [turn for turn in (session.own, session.turn) if turn is not None]
-    counted = max((turn.meter.logged.usd or 0.0 for turn in open_turns), default=0.0)
-    return None if session.spent is None else session.spent + counted
 
 
 def _without_process(past: SessionHistory, question: OpenQuestion) -> Entry:
@@ -132,7 +111,6 @@ def _ended(
     by: By,
     error: str | None,
     *,
-    spent: float | None,
     counts: Turn | None = None,
     **more: object,
 ) -> Entry:
@@ -148,7 +126,8 @@ def _ended(
         structured=None,
         usage=None,
         cost=None,
-        spent=spent,
+        # The agent's further spending is part of its next total, so the next turn costs it.
+        spent=past.session.spent,
         cost_in_all=past.session.cost,
         error=error,
         clock=None,

@@ -74,7 +74,7 @@ def _fold_event(state: Session, event: Event) -> Session:
             # The same as `Turn.requeued`, except that a steered prompt stays with the agent.
             rest = _led_by_next(state.turn, state.turn.steered)
             again = _again(state.turn.requeued(), event)
-            state = _limited_by(state, event)
+            state = _with_costs(_limited_by(state, event), event)
             return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
         case kinds.TURN_INTERRUPTED:
             for name in ("turn", "own"):
@@ -244,6 +244,7 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
 
 def _count(state: Session, event: Event) -> Session:
     """Add a report of usage to the open turn that it belongs to."""
+    state = _with_costs(state, event)
     added = msgspec.convert(event.body["added"], Usage)
     for name in ("turn", "own"):
         turn: Turn | None = getattr(state, name)
@@ -251,6 +252,14 @@ def _count(state: Session, event: Event) -> Session:
             meter = replace(turn.meter, logged=turn.meter.logged.plus(added))
             return replace(state, **{name: replace(turn, meter=meter)})
     return state
+
+
+def _with_costs(state: Session, event: Event) -> Session:
+    """Take the costs in an event. Some events of earlier versions lack them."""
+    body = event.body
+    return replace(
+        state, spent=body.get("spent", state.spent), cost=body.get("cost_in_all", state.cost)
+    )
 
 
 def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:

@@ -274,7 +274,8 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
         _end_asks(work, turn, steered, outcome, by)
         again = replace(turn.requeued(), agent=fallback.owner(state))
         counted = _counted(turn, outcome.used)
-        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted, agent=again.agent)
+        told = {"agent": again.agent, **_costs(work)}
+        work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted, **told)
         _add(work, counted)
         work.set(queue=ask_queue.requeue(work.state.queue, again))
     else:
@@ -312,13 +313,14 @@ def _requeue_for_limit(
     work: Transition, turn: Turn, steered: tuple[Ask, ...], outcome: Outcome, wait: LimitWait
 ) -> None:
     """Requeue a turn that a limit of the account has failed, and the asks steered into it."""
-    told = {"reason": "limit", "limited_until": wait.until}
+    told: dict[str, Any] = {"reason": "limit", "limited_until": wait.until}
     for ask in reversed(steered):
         work.log(ask.id, kinds.TURN_REQUEUED, attempt=2, **told)
         alone = replace(turns.queued(ask), attempt=2, limit_waits=1)
         work.set(queue=ask_queue.requeue(work.state.queue, alone))
     again = replace(turn.requeued(), limit_waits=turn.limit_waits + 1)
     counted = _counted(turn, outcome.used)
+    told |= _costs(work)
     work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted, **told)
     _add(work, counted)
     work.set(queue=ask_queue.requeue(work.state.queue, again))
@@ -438,6 +440,11 @@ def _counted(turn: Turn | None, used: Usage | None) -> dict[str, Any]:
     return {"added": used.minus(turn.meter.logged), "caller": usage.caller_of(turn)}
 
 
+def _costs(work: Transition) -> dict[str, Any]:
+    """Return the members with the cost of the conversation and of the session."""
+    return {"spent": work.state.spent, "cost_in_all": work.state.cost}
+
+
 def _add(work: Transition, counted: dict[str, Any]) -> None:
     if counted["added"] is not None:
         usage.count(work, counted["caller"], counted["added"])
@@ -468,8 +475,7 @@ def log_ended(
         structured=outcome.structured,
         usage=outcome.usage,
         cost=outcome.cost,
-        spent=work.state.spent,
-        cost_in_all=work.state.cost,
+        **_costs(work),
         error=None if outcome.error is None else str(outcome.error),
         clock=outcome.clock,
         background=outcome.background,

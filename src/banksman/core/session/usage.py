@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Model calls of one turn that may be open at once: the agent and its subagents.
 CALLS_MAX = 16
+# Differences of floats are not exact.
+_USD_TOLERANCE = 1e-6
 
 
 class Usage(Struct, frozen=True):
@@ -162,9 +164,11 @@ def report(work: Transition, report: UsageReported) -> None:
     turn = work.state.speaking
     if turn is None:
         return
-    usd, before = report.spent, work.state.spent
-    if usd is not None:
-        usd = None if before is None else usd - before if usd >= before else usd
+    usd, before = None, work.state.spent
+    # After a boundary that is still uncertain, the next boundary includes the cost.
+    if report.spent is not None and before is not None and turn.boundary is None:
+        usd = cost_of(turn, report.spent, before)
+        work.set(spent=report.spent)
     meter = turn.meter.reported(report, usd)
     used = meter.used(turn.began_at, work.at)
     added = used.minus(meter.logged)
@@ -173,8 +177,26 @@ def report(work: Transition, report: UsageReported) -> None:
         return
     work.set_turn(replace(turn, meter=replace(meter, logged=used)))
     caller = caller_of(turn)
-    work.log(turn.id, kinds.USAGE_REPORTED, caller=caller, added=added, used=used)
+    work.log(
+        turn.id,
+        kinds.USAGE_REPORTED,
+        caller=caller,
+        added=added,
+        used=used,
+        spent=work.state.spent,
+    )
     count(work, caller, added)
+
+
+def cost_of(turn: Turn | None, total: float, before: float) -> float:
+    """Return the cost of a turn since its last boundary, from the total of the conversation.
+
+    `before`: the total that was known until now. Reports during the turn may be part of it. If the
+    total is smaller than at that boundary, the agent counts from 0 again.
+    """
+    counted = 0.0 if turn is None else turn.meter.usd or 0.0
+    is_restarted = total < before - counted - _USD_TOLERANCE
+    return counted + (total if is_restarted else total - before)
 
 
 def final(turn: Turn, boundary: TurnOver, at: float) -> Usage | None:

@@ -119,6 +119,8 @@ class TurnRequeuedBody(Struct, omit_defaults=True):
         reason: `limit` if a limit of the account failed the turn before a tool ran.
         limited_until: When that limit ends, in seconds since 1970; null if it is unknown.
         agent: The agent that got the prompt, if the session has several. No other one gets it.
+        spent: Cost of the conversation as the agent counts it; null if unknown.
+        cost_in_all: Cost of the session, in US dollars; null if unknown.
     """
 
     attempt: int
@@ -127,6 +129,8 @@ class TurnRequeuedBody(Struct, omit_defaults=True):
     reason: str | None = None
     limited_until: float | None = None
     agent: str | None = None
+    spent: float | None = None
+    cost_in_all: float | None = None
 
 
 class TurnEndedBody(Struct, omit_defaults=True):
@@ -255,18 +259,20 @@ class TasksChangedBody(Struct):
     tasks: list[BackgroundTask]
 
 
-class UsageReportedBody(Struct):
+class UsageReportedBody(Struct, omit_defaults=True):
     """The agent reported the usage of the open turn.
 
     Attributes:
         caller: The caller under which the usage is counted.
         added: The part that no earlier event has. The sum of all `added` is the session's usage.
         used: Tokens, cost and working time of the turn until now.
+        spent: Cost of the conversation as the agent counts it; null if unknown.
     """
 
     caller: str | None
     added: Usage
     used: Usage
+    spent: float | None = None
 
 
 class ProviderRetryingBody(Struct):
