@@ -568,6 +568,24 @@ def test_change_lost_by_broken_log_is_logged_again() -> None:
     assert session.conversation is None
 
 
+def test_each_agent_keeps_its_cost_when_log_loses_fall_back() -> None:
+    talk = Talk(BOTH)
+    talk.serve(ask("z", NORMAL), spent=5.0)
+    meet_limit(talk, "a", 900.0)
+    talk.ask(B)
+    talk.is_log_slow = True
+    leave_process(talk)
+    entries = [each for append in of(Append, talk.effects) for each in append.entries][: talk.state.committed]
+    assert fallback.current(talk.state) == "two"
+    talk.effects.clear()
+    talk.tell(AppendFailed(talk.at, StoreError("the disk is full")))
+    talk.is_log_slow = False
+    talk.wait(5.0)
+    entries += [each for append in of(Append, talk.effects) for each in append.entries]
+    session = pasts.fold(pasts.beginning(BOTH), entries).session
+    assert (session.agent, session.spent, dict(session.agents)["one"].spent) == ("two", 0.0, 5.0)
+
+
 def _kept(entries: list[Any]) -> list[Any]:
     """The entries that are not about turns: retries of the log repeat those."""
     return [each for each in entries if each[1].startswith(("session.", "limits."))]

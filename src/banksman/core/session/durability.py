@@ -74,7 +74,7 @@ def commit(work: Transition, seq: int) -> None:
 def _log_again(work: Transition) -> None:
     """Log again what describes the agents: earlier events about it may have been lost.
 
-    That is the conversation, its settings and the limits of the account. With several agents, a
+    That is the conversation, its cost, its settings and the limits of the account. With several agents, a
     change to each comes before its state.
     """
     state = work.state
@@ -86,7 +86,9 @@ def _log_again(work: Transition) -> None:
         if state.agent is not None:
             first = fallback.first(state).agent
             fallback.log_change(work, first, agent, "return", known.limited_until)
-        work.log(None, kinds.SESSION_CONVERSATION, conversation=known.conversation)
+        # The endings that were appended first may have stored the cost of another agent.
+        told = {"conversation": known.conversation, "spent": known.spent}
+        work.log(None, kinds.SESSION_CONVERSATION, **told)
         for name, value in known.settings:
             work.log(None, kinds.SESSION_SETTING, name=name, value=value, by="return")
         provider_limits.log_limits(work, known.limits, known.limited_until)

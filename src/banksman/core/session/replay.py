@@ -134,6 +134,7 @@ def _fold_session(state: Session, event: Event) -> Session:
             )
             return _copied(left)
         case kinds.SESSION_CONVERSATION:
+            state = _with_costs(state, event)
             return replace(state, conversation=event.body["conversation"], is_adopted=False)
         case kinds.SESSION_CONTEXT_LOST:
             return replace(state, conversation=None, fork_of=None, spent=0.0, is_adopted=False)

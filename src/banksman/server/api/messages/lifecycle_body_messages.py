@@ -178,14 +178,16 @@ class SessionRecoveredBody(Struct):
     swept: list[str]
 
 
-class SessionConversationBody(Struct):
+class SessionConversationBody(Struct, omit_defaults=True):
     """The agent's conversation has a new id.
 
     Attributes:
         conversation: The new id; null: the next process begins a new conversation.
+        spent: Cost of the conversation, if the id is repeated after a failure of the log.
     """
 
     conversation: str | None
+    spent: float | None = None
 
 
 class SessionSettingBody(Struct):
