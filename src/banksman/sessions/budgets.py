@@ -111,6 +111,8 @@ class HostBudgets:
         if added:
             self._warn(member, ledger)
         self._set(ledger)
+        if state.speaking is not None:
+            self._refresh_soon()  # It may be a turn without a claim: see `_is_needed`.
 
     def _warn(self, member: BudgetMember, ledger: Ledger) -> None:
         for use in budget_ledger.uses(ledger):
@@ -151,15 +153,29 @@ class HostBudgets:
             while True:
                 self._is_due.clear()
                 wanted, self._wanted = self._wanted, []
-                await self._read()
-                for member, claim in wanted:
-                    self._decide(member, claim)
-                if not self._wanted and not self._ledger.claims:
+                try:
+                    await self._read()
+                    while wanted:
+                        self._decide(*wanted.pop(0))
+                except Exception:
+                    # Without a decision, the turns would wait for ever.
+                    log.exception("budget claims not decided, retrying: a bug in Banksman")
+                    self._wanted = wanted + self._wanted
+                if not self._is_needed():
                     return
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._is_due.wait(), REFRESH_SECONDS)
         finally:
             self._task = None
+
+    def _is_needed(self) -> bool:
+        """Whether a claim waits or a turn is open.
+
+        Turns that the agent begins by itself, or with a steered prompt, have no claim.
+        """
+        if self._wanted or self._ledger.claims:
+            return True
+        return any(member.state.speaking is not None for member in self._members.values())
 
     async def _read(self) -> None:
         day = day_of(time.time())

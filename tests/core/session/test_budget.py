@@ -433,3 +433,15 @@ def test_asks_of_two_callers_are_not_collected_into_one_turn() -> None:
         talk.ask(ask("a", NORMAL, on_busy="collect", caller="alice"))
         talk.ask(ask("b", NORMAL, on_busy="collect", caller="bob"))
         assert len(talk.state.queue) == turns
+
+
+@pytest.mark.parametrize(("caller", "is_steered"), [("alice", True), ("bob", False), (None, False)])
+def test_steered_ask_joins_only_turn_of_its_caller(caller: str | None, is_steered: bool) -> None:
+    talk = shared()
+    talk.ask(ask("a", NORMAL, caller="alice"))
+    talk.begin()
+    talk.tell(BudgetClaimed(0.0, "a#1", granted=True))
+    talk.opens("a0000")
+    talk.ask(ask("s", NORMAL, on_busy="steer", caller=caller))
+    assert [turn.id for turn in talk.state.queue] == ([] if is_steered else ["s"])
+    assert prompts(talk) == (2 if is_steered else 1)

@@ -69,14 +69,17 @@ def ask(work: Transition, ask: Ask) -> None:
 
 
 def _leader(state: Session, queue: Queue, ask: Ask) -> Turn | None:
-    """Return the waiting turn that collects this ask.
+    """Return the waiting turn that collects this ask."""
+    leader = ask_queue.leader(queue, ask) if ask.on_busy == "collect" else None
+    return leader if leader is not None and _may_share(state, leader, ask) else None
+
+
+def _may_share(state: Session, turn: Turn, ask: Ask) -> bool:
+    """Whether an ask may be part of a turn of other asks.
 
     If callers have budgets, asks of two callers do not share a turn: one budget would pay for both.
     """
-    leader = ask_queue.leader(queue, ask) if ask.on_busy == "collect" else None
-    if leader is None or not state.config.shares_budget:
-        return leader
-    return leader if caller_of(leader) == ask.caller else None
+    return not state.config.shares_budget or caller_of(turn) == ask.caller
 
 
 def _as_held(state: Session, ask: Ask) -> Ask:
@@ -157,6 +160,8 @@ def _steer(work: Transition, ask: Ask) -> bool:
     state = work.state
     turn = state.turn
     if turn is None or not _takes_prompts(state, turn):
+        return False
+    if not _may_share(state, turn, ask):
         return False
     if budget_gate.is_held(state, ask.caller, work.at):
         return False  # It waits, as every ask does while the budget is used up.

@@ -74,8 +74,8 @@ def commit(work: Transition, seq: int) -> None:
 def _log_again(work: Transition) -> None:
     """Log again what describes the agents: earlier events about it may have been lost.
 
-    That is the conversation, its cost, its settings and the limits of the account. With several agents, a
-    change to each comes before its state.
+    That is the conversation, its cost, its settings and the limits of the account. With several
+    agents, a change to each comes before its state.
     """
     state = work.state
     for agent, known in fallback.states(state):
