@@ -124,3 +124,15 @@ def test_usage_of_others_never_falls_and_a_new_day_begins_empty() -> None:
     ledger = budget_ledger.on_day(ledger, "2026-11-19")
     assert [use.used for use in budget_ledger.uses(ledger)] == [0]
     assert ledger.claims
+
+
+def test_correction_between_kinds_of_tokens_counts_once() -> None:
+    ledger = Ledger(SharedBudgets(Budget(tokens=1000)), DAY)
+    reported, corrected = Usage(Tokens(input=100)), Usage(Tokens(input=20, cache_read=80))
+    ledger = budget_ledger.add(ledger, None, reported)
+    ledger = budget_ledger.add(ledger, None, corrected.minus(reported))
+    # The log does not have the correction yet, and then it does.
+    for logged in (reported, corrected):
+        ledger = budget_ledger.read(ledger, {None: logged})
+        [use] = budget_ledger.uses(ledger)
+        assert use.used == 100

@@ -117,12 +117,15 @@ def read(ledger: Ledger, logged: ByCaller) -> Ledger:
 
     The log has what others have used, and all or most of the own usage: the last events may not be
     durable yet. So the difference is never more than what others have used. Their usage never
-    falls, so the largest difference counts.
+    falls, so the largest difference counts. Tokens are compared by their total: a correction may
+    move tokens from one kind to another, and the log has it later.
     """
     others = dict(ledger.others)
     for caller, usage in logged.items():
         rest = usage.minus(ledger.own.get(caller, NO_USAGE))
-        others[caller] = rest.most(others.get(caller, NO_USAGE))
+        before = others.get(caller, NO_USAGE)
+        tokens = max(before.tokens, rest.tokens, key=lambda tokens: tokens.total)
+        others[caller] = replace(rest.most(before), tokens=tokens)
     return replace(ledger, others=others)
 
 

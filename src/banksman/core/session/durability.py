@@ -182,12 +182,14 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
 
 
 def _lost_usage(work: Transition) -> list[Entry]:
-    """Return entries with the usage that the log does not have, one for each caller.
+    """Return entries with the usage that the log does not have.
 
-    It was in events that are not durable, or belongs to the turns that are open now.
+    - One for each caller, without a turn: it was in events that are not durable.
+    - One for each turn that is open now. No event had this usage.
     """
     state = work.state
     sums: dict[str | None, Usage] = {}
+    rest: list[Entry] = []
     for _, deferred in state.deferred:
         if isinstance(deferred, Counted):
             sums[deferred.caller] = sums.get(deferred.caller, NO_USAGE).plus(deferred.added)
@@ -195,12 +197,13 @@ def _lost_usage(work: Transition) -> list[Entry]:
         used = None if turn is None else usage.final(turn, TurnOver(), work.at)
         if turn is not None and used is not None:
             caller, added = usage.caller_of(turn), used.minus(turn.meter.logged)
-            sums[caller] = sums.get(caller, NO_USAGE).plus(added)
+            rest.append(entry(turn.id, kinds.USAGE_REPORTED, caller=caller, added=added, used=used))
             work.set(used=work.state.used.plus(added))
-    return [
+    repeated = [
         entry(None, kinds.USAGE_REPORTED, caller=caller, added=added, used=added)
         for caller, added in sums.items()
     ]
+    return [*repeated, *rest]
 
 
 def retry(work: Transition) -> None:
@@ -211,3 +214,10 @@ def retry(work: Transition) -> None:
     entries = (*state.unwritten, note)
     work.set(head=state.committed + len(entries))
     work.do(Append(entries))
+    # This append counts the usage of the turns that were open. Another retry only repeats it.
+    work.set(
+        unwritten=tuple(
+            (None if kind == kinds.USAGE_REPORTED else turn, kind, data)
+            for turn, kind, data in state.unwritten
+        )
+    )
