@@ -197,7 +197,12 @@ def _lost_usage(work: Transition) -> list[Entry]:
         used = None if turn is None else usage.final(turn, TurnOver(), work.at)
         if turn is not None and used is not None:
             caller, added = usage.caller_of(turn), used.minus(turn.meter.logged)
-            rest.append(entry(turn.id, kinds.USAGE_REPORTED, caller=caller, added=added, used=used))
+            if turn.is_own and turn.seq > state.committed:
+                # The log has lost the start of the turn, and must not have its other events.
+                sums[caller] = sums.get(caller, NO_USAGE).plus(added)
+            else:
+                told = {"caller": caller, "added": added, "used": used}
+                rest.append(entry(turn.id, kinds.USAGE_REPORTED, **told))
             work.set(used=work.state.used.plus(added))
     repeated = [
         entry(None, kinds.USAGE_REPORTED, caller=caller, added=added, used=added)
