@@ -1219,11 +1219,16 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return settle
 
 
-@_mutant("what was open has cost nothing", crash_recovery, "settle", partial(_settles, "costs and settings"))
+@_mutant(
+    "total of the conversation forgotten by the recovery",
+    crash_recovery,
+    "settle",
+    partial(_settles, "costs and settings"),
+)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def settle(past: SessionHistory, **how: Any) -> list[Entry]:
         spent = str(past.session.spent).encode()
-        return [(id, kind, data.replace(b'"spent":null', b'"spent":' + spent)) for id, kind, data in right(past, **how)]
+        return [(id, kind, data.replace(b'"spent":' + spent, b'"spent":null')) for id, kind, data in right(past, **how)]
 
     return settle
 

@@ -156,7 +156,7 @@ def _fold_session(state: Session, event: Event) -> Session:
             body = event.body
             if body["scope"] != "session":
                 return state
-            cap = (event.kind, body["unit"], body["cap"])
+            cap = (event.kind, body["unit"], float(body["cap"]))  # As a snapshot has it.
             return replace(state, told=budgets.with_told(state.told, cap))
         case kinds.BUDGET_RAISED:
             return replace(state, raised=msgspec.convert(event.body, RaisedBudget))
