@@ -26,7 +26,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.effects import HoldConversation, WaitUntil
 from banksman.core.session.facts import Timer
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import AgentLimit, AgentState, Session
+from banksman.core.session.state import AgentLimit, AgentState, ProcessPhase, Session
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn
 from banksman.errors import BanksmanError, ProgramNotFound
@@ -34,6 +34,16 @@ from banksman.errors import BanksmanError, ProgramNotFound
 # Capability that an agent needs for each kind of content in a prompt. All agents accept text and
 # links.
 CONTENT = {"image": "images", "audio": "audio"}
+# The part of a configuration that describes a running process, whatever a reopen changes.
+OF_PROCESS = (
+    "agent",
+    "capabilities",
+    "dialect",
+    "setup",
+    "quiet_seconds",
+    "leaves_tools",
+    "serves_terminals",
+)
 
 
 # -- agents of a session -------------------------------------------------------------------------
@@ -253,9 +263,12 @@ def reconfigure(work: Transition, config: Config) -> None:
     state = work.state
     if state.agent is None or any(each.agent == state.agent for each in config.roster):
         work.set(config=config_of(config, state.agent), missing=())
-    else:
-        # The agent of the running process is not wanted any more. It is left at the next grant.
-        work.set(config=replace(state.config, roster=config.roster), missing=())
+        return
+    # The session does not have the serving agent any more. The next grant leaves its process.
+    kept = {name: getattr(state.config, name) for name in OF_PROCESS}
+    work.set(config=replace(config, **kept), missing=())
+    if state.process.phase is ProcessPhase.NONE:
+        switch(work, first(work.state).agent)
 
 
 def states(state: Session) -> list[tuple[str, AgentState | Session]]:

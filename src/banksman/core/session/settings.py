@@ -78,10 +78,10 @@ def reconfigure(work: Transition, fact: Reconfigured) -> None:
     """Apply a new configuration after the session was reopened."""
     # End the current idle time, so that the new one is measured with the new limit.
     idle_process.wake(work)
-    fallback.reconfigure(work, fact.config)
     if fact.opened is not None:
         # A host that takes the session over opens it with the last logged spec.
         work.log(None, kinds.SESSION_OPENED, **fact.opened)
+    fallback.reconfigure(work, fact.config)
     if fact.replaces:
         work.set_process(stale=Replacement.NOW)
         # The crashes were those of another configuration.
