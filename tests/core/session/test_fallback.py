@@ -26,6 +26,7 @@ from banksman.core.session.facts import (
     LeaveAsked,
     ProcessReported,
     Reconfigured,
+    SettingAsked,
     Timer,
 )
 from banksman.core.session.history import SessionHistory
@@ -347,6 +348,25 @@ def test_removed_agent_without_process_is_left_at_once() -> None:
     talk.tell(without_second(queue_max=7))
     assert changes(talk)[-1] == ("two", "one", "removed")
     assert (talk.state.agent, talk.state.config.agent, talk.state.config.queue_max) == ("one", "one", 7)
+
+
+def test_reopen_drops_settings_of_the_first_agent_only() -> None:
+    talk = Talk(BOTH)
+    talk.tell(SettingAsked(0.0, "c1", "model", "large"))
+    meet_limit(talk, "a", 900.0)
+    talk.ask(B)
+    leave_process(talk)
+    talk.begin()
+    talk.over(B.ref)
+    talk.tell(SettingAsked(0.0, "c2", "model", "small"))
+    talk.hear(b"ok setting-2-1")
+    talk.tell(SettingAsked(0.0, "c3", "model", "tiny"))
+    talk.tell(Reconfigured(0.0, BOTH, False, ("model",)))
+    # The change that the serving agent has not answered is not dropped either.
+    assert [change.id for change in talk.state.process.changes] == ["c3"]
+    for state in (talk.state, replayed(talk).session):
+        assert state.settings == (("model", "small"),)
+        assert dict(state.agents)["one"].settings == ()
 
 
 def test_background_tasks_keep_a_fallback_that_serves_well() -> None:

@@ -194,6 +194,21 @@ def noted(state: Session, agent: str, **changes: Any) -> Session:
     return replace(state, agents=tuple(sorted(agents.items())))
 
 
+def with_setting(
+    state: Session, name: str, value: str | None, agent: str | None = None
+) -> Session:
+    """Return the state with a changed setting of an agent. `value` None: that of the open.
+
+    `agent` None: the agent that serves the session now. Applied live and by the fold of the log.
+    """
+    known = state if agent is None else dict(state.agents).get(agent, AgentState())
+    kept = tuple(pair for pair in known.settings if pair[0] != name)
+    settings = kept if value is None else (*kept, (name, value))
+    if agent is not None:
+        return noted(state, agent, settings=settings)
+    return replace(state, settings=settings)
+
+
 def switched(state: Session, before: str, agent: str) -> Session:
     """Return the state in which `agent` serves the session, and not `before`.
 
