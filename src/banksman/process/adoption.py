@@ -43,7 +43,7 @@ _REFUSALS = {
     "secret": ("the secret is wrong", "pass the secret of this hand-over"),
     "taken": ("another host was first", "use the host that has it"),
     "cancelled": ("its host has kept it", "use that host"),
-    "over": ("nobody came in time", "start the process again"),
+    "over": ("no host claimed it in time", "start the process again"),
     "user": ("its keeper belongs to another user", "run as that user"),
     "lease": ("its keeper cannot map the lease", "check the memory of the machine"),
 }
@@ -173,7 +173,7 @@ def _connect(path: Path) -> _socket.socket | None:
         return None
     except (FileNotFoundError, ConnectionRefusedError) as exc:
         message = f"cannot take over process {path.name}: no process waits there"
-        hint = "another host has it, or nobody came in time and it was ended"
+        hint = "another host has it, or none claimed it in time and it was ended"
         raise NotFound(message, hint=hint) from exc
     except PermissionError as exc:
         message = f"cannot take over process {path.name}: it belongs to another user"
@@ -220,7 +220,8 @@ def _answered(name: str, data: bytes, fds: list[int], argv: tuple[bytes, ...]) -
         opened = sum(is_open for _stream, is_open in state[-1])
         if len(fds) == len(messages.ESTATE_FDS) + opened:
             return _register(state, fds, argv)
-    if fds:
+    if fds or verb == b"yours":
+        # The keeper has given the tree away, so no other host can claim it.
         message = f"cannot take over process {name}: not all of its fds have arrived; it ends now"
         raise MachineError(message, hint="raise the limit of open files (ulimit -n)")
     why = rest.decode("ascii", "replace")

@@ -194,9 +194,7 @@ def noted(state: Session, agent: str, **changes: Any) -> Session:
     return replace(state, agents=tuple(sorted(agents.items())))
 
 
-def with_setting(
-    state: Session, name: str, value: str | None, agent: str | None = None
-) -> Session:
+def with_setting(state: Session, name: str, value: str | None, agent: str | None = None) -> Session:
     """Return the state with a changed setting of an agent. `value` None: that of the open.
 
     `agent` None: the agent that serves the session now. Applied live and by the fold of the log.

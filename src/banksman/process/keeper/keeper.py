@@ -313,7 +313,7 @@ class Keeper:
         # Readable from now on, so poll() would spin.
         self._poller.unregister(self._caller)
         self._caller = -1
-        if self._phase is RUNNING:
+        if self._phase is RUNNING and not self._is_empty:
             self._go_on_alone()
 
     def _report_stop(self) -> None:
@@ -433,6 +433,8 @@ class Keeper:
                 syscalls.read(self._woken, 4096)
             if self._control.fileno() in ready:
                 self._on_control()
+            if self._caller in ready:
+                self._on_caller_gone()
             self._look_for_successor(ready)
 
     # -- rungs of the ladder ----------------------------------------------------------------------
