@@ -1,9 +1,9 @@
 """Take over a running child from another host: the part of the successor.
 
 The old host has handed the child over (`hand_over.py`), and its keeper holds it. `claim` presents
-the secret and gets the estate. `AdoptedProcess` drives the child from then on, like a child that
-this host has started: its death ends the tree, the keeper obeys its orders, and each byte and each
-report that the old host has not read arrives here.
+the secret, and gets the fds and the description of the tree. `AdoptedProcess` drives the child from
+then on, like a child that this host has started: its death ends the tree, the keeper obeys its
+orders, and each byte and each report that the old host has not read arrives here.
 
 Old and new host may be different versions of Banksman. Both name the version of the messages first
 (`messages.WIRE`), and refuse each other if they differ. The hold continues then.
@@ -189,7 +189,7 @@ def _send_claim(peer: _socket.socket, secret: bytes, pidfd: int, lease: LeasePag
         if lease is not None:
             taken.append(lease.copy_fd())
             fds.append(taken[0])
-        rooms = len(messages.ESTATE_FDS) + STREAMS_MAX
+        rooms = len(messages.HOST_FDS) + STREAMS_MAX
         taken.extend(syscalls.dup(pidfd) for _ in range(rooms))
         syscalls.send_fds(peer, messages.WIRE + b" claim " + secret, fds)
     finally:
@@ -218,7 +218,7 @@ def _answered(name: str, data: bytes, fds: list[int], argv: tuple[bytes, ...]) -
     if word == messages.WIRE and verb == b"yours":
         state = messages.decode(rest)
         opened = sum(is_open for _stream, is_open in state[-1])
-        if len(fds) == len(messages.ESTATE_FDS) + opened:
+        if len(fds) == len(messages.HOST_FDS) + opened:
             return _register(state, fds, argv)
     if fds or verb == b"yours":
         # The keeper has given the tree away, so no other host can claim it.

@@ -1,10 +1,10 @@
 """Hand a running child over to another host: the part of the old host.
 
-A planned restart keeps the child. The old host stops reading, and gives the keeper everything that
-a host has of a child, the *estate*: its ends of the streams and of the control socket, and a
-channel to the zygote. The keeper acknowledges that it holds the tree, and the old host may exit. A
-successor presents the secret and gets the estate (`adoption.py`). If none comes in time, the keeper
-ends the tree.
+A planned restart keeps the child. The old host stops reading, and gives the keeper all fds that a
+host has of a child: its ends of the streams and of the control socket, and a channel to the zygote.
+The keeper acknowledges that it holds the tree, and the old host may exit. A successor presents the
+secret, and gets the fds and a description of the tree (`adoption.py`). If no successor claims it in
+time, the keeper ends the tree.
 
 Nothing is copied and nothing is lost: bytes that the old host has not read stay in the pipes, and
 messages that it has not read stay in the control socket. So the old host reads neither of them from
