@@ -31,7 +31,7 @@ hand-over they may be two versions of it, so the successor first compares `WIRE`
       (SWEEP, number, tick, pid, ends)     end the processes started since, or only list them;
                                            SWEEP_REPORT answers
       (HAND_OVER, seconds, secret, path, streams)
-          + fds [answer, listener,            hold the tree for another host; HELD or REFUSED
+          + fds [answer, listener,         hold the tree for another host; HELD or REFUSED
                  *the host's]              answers
       (KEEP,)                              the hand-over is cancelled
     keeper → host, on the socket `answer`
