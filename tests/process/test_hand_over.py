@@ -7,6 +7,7 @@ share nothing but the keeper.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -38,9 +39,10 @@ from banksman.commands.options import Options
 from banksman.core.process_facts import ProcessFact, SweepEnded
 from banksman.errors import MachineError, NotFound, Refused, UsageError
 from banksman.folders import held_folder
-from banksman.process import hand_over
+from banksman.process import adoption, hand_over, syscalls
 from banksman.process.adoption import Claimed, claim
-from banksman.process.keeper import hold, messages, zygote
+from banksman.process.keeper import hold, keeper, messages, zygote
+from banksman.process.keeper.lease_timer import LeaseTimer
 from banksman.process.launch import prepare
 from banksman.process.lease_page import LeasePage
 from banksman.process.process import Process
@@ -670,7 +672,7 @@ def give_up(command: Command) -> None:
     assert isinstance(process, Process)
     request = process._hand_over  # pyright: ignore[reportPrivateUsage]
     assert request is not None
-    request._fail(Refused("given up"))  # pyright: ignore[reportPrivateUsage]
+    request.fail(Refused("given up"))
 
 
 async def test_host_keeps_the_child_when_the_keeper_answers_after_the_host_gave_up(marker: str) -> None:
@@ -688,6 +690,86 @@ async def test_host_keeps_the_child_when_the_keeper_answers_after_the_host_gave_
         assert sockets_left() == []
         done = await command.stop()
         assert done.survivors == ()
+
+
+async def test_hand_over_fails_when_the_command_is_given_up(marker: str) -> None:
+    async with Host() as host:
+        command = await start(host, child(ECHO, marker), stdin="pipe", grace=0.2)
+        await wait_said(command, "ready")
+        assert command.pid is not None
+        with frozen_guards(command.pid):
+            handed = command.hand_over_nowait(LONG_SECONDS, SECRET)
+            command._crash(RuntimeError("planted"))  # pyright: ignore[reportPrivateUsage]
+            with pytest.raises(Refused, match="it was given up"):
+                await asyncio.wait_for(handed, 60)
+        await asyncio.to_thread(wait_none, marker)
+        assert sockets_left() == []
+
+
+async def test_zygote_hears_of_the_cancellation_when_its_socket_was_full(marker: str) -> None:
+    async with Host() as host:
+        command = await start(host, child(ECHO, marker), stdin="pipe", grace=0.2)
+        await wait_said(command, "ready")
+        assert command.pid is not None
+        fds = f"/proc/{parent_of(parent_of(command.pid))}/fd"
+        before = len(os.listdir(fds))
+        process = command._process  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(process, Process)
+        guardian = process._zygote  # pyright: ignore[reportPrivateUsage]
+        assert guardian is not None
+        with frozen_guards(command.pid):
+            handed = command.hand_over_nowait(LONG_SECONDS, SECRET)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    guardian.request(messages.encode(messages.KEEP, 0))
+            give_up(command)
+            with pytest.raises(Refused, match="given up"):
+                await handed
+        # The zygote closes the channel to the successor. Otherwise it would kill the keeper after a while.
+        await asyncio.to_thread(wait_until, lambda: len(os.listdir(fds)) == before, "the zygote to close the channel")
+        await command.stop()
+
+
+def test_keeper_of_a_gone_tree_sleeps_after_the_death_of_its_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls: list[object] = []
+    poll = syscalls.poll
+
+    def counted(*args: Any) -> Any:
+        polls.append(args)
+        return poll(*args)
+
+    monkeypatch.setattr(syscalls, "poll", counted)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(tmp_path / "held"))
+    listener.listen()
+    listener.setblocking(False)
+    woken, waker = os.pipe()
+    with subprocess.Popen(["true"]) as caller, ours, theirs:
+        gone, host = os.pidfd_open(caller.pid), os.pidfd_open(os.getpid())
+        order = {"grace": 1.0, "linger": 1.0, "group": None, "terminal": None, "ender": None, "deadline": None}
+        # Only its last loop: the loop before it would reap the children of the test.
+        one: Any = keeper.Keeper(theirs, host, woken, caller.pid, order, LeaseTimer(None), gone)
+        one._poller.unregister(one._leader_fd)
+        until = time.monotonic() + SHORT_SECONDS
+        path = os.fsencode(tmp_path / "held")
+        one._hold = hold.Hold(one._poller, listener.detach(), path, SECRET, ((), []), until)
+        one._poller.unregister(host)
+        one._is_empty = True
+        one._stay_for_successor()
+        for fd in (woken, waker, gone, host, one._leader_fd):
+            os.close(fd)
+    # Once for the death, and once for the end of the hold.
+    assert len(polls) <= 4
+
+
+def test_answer_without_its_fds_says_that_the_child_is_lost() -> None:
+    state = messages.encode(1, 2, 3, 0.0, 1.0, 1.0, False, (("stdin", True),))
+    with pytest.raises(MachineError, match="not all of its fds have arrived; it ends now"):
+        adoption._answered("x", messages.WIRE + b" yours " + state, [], ())  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.thorough

@@ -189,6 +189,7 @@ async def test_open_fails_when_no_agent_is_installed(scene: Scene) -> None:
             await scene.open(host, command=missing)
 
 
+@pytest.mark.thorough
 async def test_restarted_host_continues_with_fallback(scene: Scene) -> None:
     async with Host(store=scene.store) as host:
         session = await scene.open(host)
@@ -234,6 +235,12 @@ async def test_setting_is_of_agent_that_serves(scene: Scene) -> None:
         state = session._driver.state  # pyright: ignore[reportPrivateUsage]
         assert state.settings == (("model", "other"),)
         assert dict(state.agents)["claude"].settings == (("model", "large"),)
+    async with Host(store=scene.store) as host:
+        # The model of an open is that of the first agent.
+        session = await scene.open(host, model="huge")
+        state = session._driver.state  # pyright: ignore[reportPrivateUsage]
+        assert state.settings == (("model", "other"),)
+        assert dict(state.agents)["claude"].settings == ()
         await session.close()
 
 

@@ -1,9 +1,9 @@
 """Take over a running child from another host: the part of the successor.
 
 The old host has handed the child over (`hand_over.py`), and its keeper holds it. `claim` presents
-the secret and gets the estate. `AdoptedProcess` drives the child from then on, like a child that
-this host has started: its death ends the tree, the keeper obeys its orders, and each byte and each
-report that the old host has not read arrives here.
+the secret, and gets the fds and the description of the tree. `AdoptedProcess` drives the child from
+then on, like a child that this host has started: its death ends the tree, the keeper obeys its
+orders, and each byte and each report that the old host has not read arrives here.
 
 Old and new host may be different versions of Banksman. Both name the version of the messages first
 (`messages.WIRE`), and refuse each other if they differ. The hold continues then.
@@ -43,7 +43,7 @@ _REFUSALS = {
     "secret": ("the secret is wrong", "pass the secret of this hand-over"),
     "taken": ("another host was first", "use the host that has it"),
     "cancelled": ("its host has kept it", "use that host"),
-    "over": ("nobody came in time", "start the process again"),
+    "over": ("no host claimed it in time", "start the process again"),
     "user": ("its keeper belongs to another user", "run as that user"),
     "lease": ("its keeper cannot map the lease", "check the memory of the machine"),
 }
@@ -173,7 +173,7 @@ def _connect(path: Path) -> _socket.socket | None:
         return None
     except (FileNotFoundError, ConnectionRefusedError) as exc:
         message = f"cannot take over process {path.name}: no process waits there"
-        hint = "another host has it, or nobody came in time and it was ended"
+        hint = "another host has it, or none claimed it in time and it was ended"
         raise NotFound(message, hint=hint) from exc
     except PermissionError as exc:
         message = f"cannot take over process {path.name}: it belongs to another user"
@@ -189,7 +189,7 @@ def _send_claim(peer: _socket.socket, secret: bytes, pidfd: int, lease: LeasePag
         if lease is not None:
             taken.append(lease.copy_fd())
             fds.append(taken[0])
-        rooms = len(messages.ESTATE_FDS) + STREAMS_MAX
+        rooms = len(messages.HOST_FDS) + STREAMS_MAX
         taken.extend(syscalls.dup(pidfd) for _ in range(rooms))
         syscalls.send_fds(peer, messages.WIRE + b" claim " + secret, fds)
     finally:
@@ -218,9 +218,10 @@ def _answered(name: str, data: bytes, fds: list[int], argv: tuple[bytes, ...]) -
     if word == messages.WIRE and verb == b"yours":
         state = messages.decode(rest)
         opened = sum(is_open for _stream, is_open in state[-1])
-        if len(fds) == len(messages.ESTATE_FDS) + opened:
+        if len(fds) == len(messages.HOST_FDS) + opened:
             return _register(state, fds, argv)
-    if fds:
+    if fds or verb == b"yours":
+        # The keeper has given the tree away, so no other host can claim it.
         message = f"cannot take over process {name}: not all of its fds have arrived; it ends now"
         raise MachineError(message, hint="raise the limit of open files (ulimit -n)")
     why = rest.decode("ascii", "replace")

@@ -1,10 +1,10 @@
 """Hand a running child over to another host: the part of the old host.
 
-A planned restart keeps the child. The old host stops reading, and gives the keeper everything that
-a host has of a child, the *estate*: its ends of the streams and of the control socket, and a
-channel to the zygote. The keeper acknowledges that it holds the tree, and the old host may exit. A
-successor presents the secret and gets the estate (`adoption.py`). If none comes in time, the keeper
-ends the tree.
+A planned restart keeps the child. The old host stops reading, and gives the keeper all fds that a
+host has of a child: its ends of the streams and of the control socket, and a channel to the zygote.
+The keeper acknowledges that it holds the tree, and the old host may exit. A successor presents the
+secret, and gets the fds and a description of the tree (`adoption.py`). If no successor claims it in
+time, the keeper ends the tree.
 
 Nothing is copied and nothing is lost: bytes that the old host has not read stay in the pipes, and
 messages that it has not read stay in the control socket. So the old host reads neither of them from
@@ -49,7 +49,7 @@ class HandOver:
     """One hand-over, from the request to the answer of the keeper.
 
     `ends`: the host's ends of the streams, by name; -1 if the stream has ended. `on_answer`: called
-    once, with the name that a successor needs, or with an error. Not called after `cancel`.
+    once, with the name that a successor needs, or with an error.
     """
 
     def __init__(  # noqa: PLR0917
@@ -84,12 +84,12 @@ class HandOver:
                 number=errno.ETIMEDOUT,
                 hint="check whether the machine is overloaded",
             )
-            self._timers.append(self._loop.call_later(ANSWER_SECONDS_MAX, self._fail, late))
+            self._timers.append(self._loop.call_later(ANSWER_SECONDS_MAX, self.fail, late))
             self._send(hold_seconds)
         except BanksmanError as exc:
-            self._fail(exc)
+            self.fail(exc)
         except OSError as exc:
-            self._fail(no_room("fds", exc))
+            self.fail(no_room("fds", exc))
 
     def _open(self, secret: bytes, hold_seconds: float) -> None:
         listener, self._path = sockets.listen_in(held_folder(), socket.SOCK_SEQPACKET)
@@ -140,7 +140,7 @@ class HandOver:
         try:
             self._send(hold_seconds)
         except OSError as exc:
-            self._fail(no_room("fds", exc))
+            self.fail(no_room("fds", exc))
 
     def _hear(self) -> None:
         assert self._answer is not None
@@ -157,32 +157,47 @@ class HandOver:
                 self._on_answer(self._path.name)
             case (messages.REFUSED, why):
                 reason = _REASONS[why]
-                self._fail(Refused(f"cannot hand over the process: {reason}"))
+                self.fail(Refused(f"cannot hand over the process: {reason}"))
             case _:
-                self._fail(MachineError("cannot hand over the process: its keeper is dead"))
+                self.fail(MachineError("cannot hand over the process: its keeper is dead"))
 
-    def _fail(self, error: BanksmanError) -> None:
-        self.cancel()
-        self._on_answer(error)
+    def fail(self, error: BanksmanError) -> None:
+        """Cancel the hand-over and answer with an error. This host stays the host.
 
-    def cancel(self) -> None:
-        """Stay the host. Harmless if the keeper or the zygote has not heard of the hand-over."""
+        Harmless if the keeper or the zygote has not heard of the hand-over.
+        """
         # In order after the request, so that a keeper that answers late returns to this host.
         with contextlib.suppress(OSError):
             syscalls.send(self._control, messages.encode(messages.KEEP))
-        with contextlib.suppress(OSError):
-            self._zygote.request(messages.encode(messages.KEEP, self._keeper_pid))
         if self._path is not None:
             sockets.remove(self._path)
         self._close()
+        self._keep_by_zygote()
+        self._on_answer(error)
+
+    def _keep_by_zygote(self) -> None:
+        """Cancel at the zygote. If it is busy, try again: it would kill a keeper that stays."""
+        try:
+            self._zygote.request(messages.encode(messages.KEEP, self._keeper_pid))
+        except BlockingIOError:
+            self._timers.append(self._loop.call_later(_RETRY_SECONDS, self._keep_by_zygote))
+        except OSError:
+            pass  # A dead zygote guards nothing.
+
+    def supersede(self) -> None:
+        """Send no KEEP any more: it would cancel the next hand-over, which replaces this one."""
+        self._cancel_timers()
 
     def _close(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+        self._cancel_timers()
         with spawner.fork_lock:
             if self._answer is not None:
                 self._loop.remove_reader(self._answer.fileno())
             self.forget()
+
+    def _cancel_timers(self) -> None:
+        while self._timers:
+            self._timers.pop().cancel()
 
     def forget(self) -> None:
         """Close every fd without touching the loop."""

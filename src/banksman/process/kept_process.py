@@ -63,6 +63,7 @@ class KeptProcess:
         self._sweeps = OpenSweeps(self._loop, self.hear_now, on_fact)
         # Set from the request of a hand-over to its answer. Meanwhile nothing is read.
         self._hand_over: HandOver | None = None
+        self._failed_hand_over: HandOver | None = None
 
     def _begin_to_read(self) -> None:
         """Read the messages of the keeper and the output, from now on."""
@@ -265,10 +266,11 @@ class KeptProcess:
         done: asyncio.Future[str] = self._loop.create_future()
 
         def on_answer(answer: str | Exception) -> None:
-            self._hand_over = None
+            request, self._hand_over = self._hand_over, None
             if isinstance(answer, str):
                 self.close()
-            elif self._control is not None:
+            elif self._control is not None and not self._is_over:
+                self._failed_hand_over = request
                 self._loop.add_reader(self._control.fileno(), self.hear_now)
                 for stream in reading:
                     self.resume_reading(stream)
@@ -279,6 +281,8 @@ class KeptProcess:
             else:
                 done.set_exception(answer)
 
+        if self._failed_hand_over is not None:
+            self._failed_hand_over.supersede()
         self._hand_over = HandOver(
             self._loop,
             self._control,
@@ -319,7 +323,9 @@ class KeptProcess:
             return
         self._is_over = True
         if self._hand_over is not None:
-            self._hand_over.cancel()
+            self._hand_over.fail(
+                Refused(f"cannot hand over process {self.pid}: it was given up", pid=self.pid)
+            )
         with spawner.fork_lock:
             self._hang_up()
             if self._streams is not None:

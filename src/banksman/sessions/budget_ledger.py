@@ -1,4 +1,4 @@
-"""Ledger of the budgets that sessions share, as a value: who has used what today, and who may.
+"""Ledger of shared budgets, as a value: the usage of a day by caller, and the turns that it allows.
 
 A budget of the host caps all turns of a day, and a budget of a caller caps the turns of that caller
 (`"*"`: of each other caller). Days are days in UTC. The ledger has the usage in two parts: `own`,

@@ -246,13 +246,15 @@ class SessionRegistry:
         def then(past: SessionHistory) -> Sequence[Entry]:
             opened = entry(None, SESSION_OPENED, **spec.record(), resume=resume, fork=spec.forks)
             # A setting that the new spec changes overrides the value that was set since the last
-            # open.
+            # open. Both are of the first agent, which may not be the one that serves now.
             dropped = [(name, None) for name in spec.settings_asked_anew(past.opened)]
             changed = [(name, value, "fork") for name, value in settings] + [
                 (*pair, "open") for pair in dropped
             ]
+            first = spec.profile.name
+            agent = None if fallback.current(past.session) == first else first
             told = [
-                entry(None, SESSION_SETTING, name=name, value=value, by=by)
+                entry(None, SESSION_SETTING, name=name, value=value, by=by, agent=agent)
                 for name, value, by in changed
             ]
             return (

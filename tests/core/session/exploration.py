@@ -388,6 +388,11 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
         yield Move("other", SettingAsked(AT, "change", "model", "large"), changed)
     if budget["reconfigure"]:
         yield Move("other", Reconfigured(AT, world.session.config, True), world.spend("reconfigure"))
+        if scenario.agents:
+            # Without the other agents.
+            first = world.session.config.roster[0]
+            alone = replace(first, roster=(first,))
+            yield Move("other", Reconfigured(AT, alone, True), world.spend("reconfigure"))
     if world.undecided:
         key = world.undecided
         decided = world._replace(undecided="")
@@ -848,18 +853,20 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
         is_durable = any(member.id == ask.id for member in world.durable.turn)
         check(is_durable, "G7", f"{data} is written before the intent is durable")
         if scenario.agents:
-            _check_agent(scenario, world, ask.id, is_new=is_new)
+            _check_agent(world, ask.id, is_new=is_new)
             world = world._replace(got=world.got | {(ask.id, world.serving)})
     return world._replace(is_writing=True, agent=agent._replace(inbox=(*agent.inbox, data)))
 
 
-def _check_agent(scenario: Scenario, world: World, id: str, *, is_new: bool) -> None:
+def _check_agent(world: World, id: str, *, is_new: bool) -> None:
     """Check that a prompt goes to the right agent: not to another one than before, and not to a limited one."""
     agents = {agent for other, agent in world.got if other == id}
     check(agents <= {world.serving}, "fallback", f"{id} is sent to {world.serving}, and {agents} had it")
     ledger, wall = world.ledger, world.wall
     limits = {**dict(ledger.parked), world.serving: ledger.limited}
-    free = [agent for agent in scenario.agents if agent not in world.absent and (limits.get(agent) or 0.0) <= wall]
+    # A reopen may have removed an agent.
+    names = [config.agent for config in world.session.config.roster]
+    free = [agent for agent in names if agent not in world.absent and (limits.get(agent) or 0.0) <= wall]
     is_wrong = is_new and not agents and world.session.mode is Mode.OPEN and world.serving not in free
     check(
         not is_wrong or not free, "fallback", f"{id} is sent to {world.serving}, which is limited, and {free} are not"

@@ -14,6 +14,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session import fallback
 from banksman.core.session import history as pasts
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
+from banksman.core.session.budget import Budget
 from banksman.core.session.effects import Append, HoldConversation, ReportLimit, WaitUntil, WriteFrame
 from banksman.core.session.event import entry
 from banksman.core.session.facts import (
@@ -25,6 +26,7 @@ from banksman.core.session.facts import (
     LeaveAsked,
     ProcessReported,
     Reconfigured,
+    SettingAsked,
     Timer,
 )
 from banksman.core.session.history import SessionHistory
@@ -317,6 +319,54 @@ def test_ask_of_removed_agent_fails() -> None:
     talk.over("urgent0000")
     assert talk.kinds["low"] is Kind.FAILED
     assert "two" in str(talk.outcomes["low"].error)
+
+
+def without_second(**changes: Any) -> Reconfigured:
+    """The reopen that removes the second agent."""
+    one = replace(ONE, **changes)
+    return Reconfigured(0.0, replace(one, roster=(one,)), True)
+
+
+def test_reopen_that_removes_the_serving_agent_applies_its_budget() -> None:
+    one, two = (replace(each, budget=Budget(turns=2)) for each in (ONE, TWO))
+    talk = fallen_back(replace(one, roster=(one, two)))
+    talk.ask(C)
+    assert talk.state.turn is None
+    talk.tell(without_second(budget=Budget(turns=100), queue_max=7))
+    config = talk.state.config
+    assert (config.agent, config.dialect, config.queue_max) == ("two", TWO.dialect, 7)
+    leave_process(talk)
+    talk.begin()
+    talk.over(C.ref)
+    assert talk.kinds["c"] is Kind.DONE
+    assert agents(talk) == ["one", "two", "one"]
+
+
+def test_removed_agent_without_process_is_left_at_once() -> None:
+    talk = fallen_back()
+    talk.die(code=0)
+    talk.tell(without_second(queue_max=7))
+    assert changes(talk)[-1] == ("two", "one", "removed")
+    assert (talk.state.agent, talk.state.config.agent, talk.state.config.queue_max) == ("one", "one", 7)
+
+
+def test_reopen_drops_settings_of_the_first_agent_only() -> None:
+    talk = Talk(BOTH)
+    talk.tell(SettingAsked(0.0, "c1", "model", "large"))
+    meet_limit(talk, "a", 900.0)
+    talk.ask(B)
+    leave_process(talk)
+    talk.begin()
+    talk.over(B.ref)
+    talk.tell(SettingAsked(0.0, "c2", "model", "small"))
+    talk.hear(b"ok setting-2-1")
+    talk.tell(SettingAsked(0.0, "c3", "model", "tiny"))
+    talk.tell(Reconfigured(0.0, BOTH, False, ("model",)))
+    # The change that the serving agent has not answered is not dropped either.
+    assert [change.id for change in talk.state.process.changes] == ["c3"]
+    for state in (talk.state, replayed(talk).session):
+        assert state.settings == (("model", "small"),)
+        assert dict(state.agents)["one"].settings == ()
 
 
 def test_background_tasks_keep_a_fallback_that_serves_well() -> None:

@@ -278,7 +278,7 @@ def test_reopened_session_drops_settings_that_open_names() -> None:
     change(talk, "plan", name="permission_mode", id="d")
     talk.tell(Reconfigured(0.0, TELLING, True, ("model", "never changed")))
     assert talk.state.settings == (("permission_mode", "plan"),)
-    assert talk.logged(kinds.SESSION_SETTING)[2:] == [{"name": "model", "value": None, "by": "opening"}]
+    assert talk.logged(kinds.SESSION_SETTING)[2:] == [{"name": "model", "value": None, "by": "opening", "agent": None}]
     assert of(StartProcess, talk.ask(A)) == [StartProcess(1, None, settings=(("permission_mode", "plan"),))]
 
 

@@ -26,7 +26,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.effects import HoldConversation, WaitUntil
 from banksman.core.session.facts import Timer
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import AgentLimit, AgentState, Session
+from banksman.core.session.state import AgentLimit, AgentState, ProcessPhase, Session
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn
 from banksman.errors import BanksmanError, ProgramNotFound
@@ -34,6 +34,16 @@ from banksman.errors import BanksmanError, ProgramNotFound
 # Capability that an agent needs for each kind of content in a prompt. All agents accept text and
 # links.
 CONTENT = {"image": "images", "audio": "audio"}
+# The part of a configuration that describes a running process, whatever a reopen changes.
+OF_PROCESS = (
+    "agent",
+    "capabilities",
+    "dialect",
+    "setup",
+    "quiet_seconds",
+    "leaves_tools",
+    "serves_terminals",
+)
 
 
 # -- agents of a session -------------------------------------------------------------------------
@@ -184,6 +194,19 @@ def noted(state: Session, agent: str, **changes: Any) -> Session:
     return replace(state, agents=tuple(sorted(agents.items())))
 
 
+def with_setting(state: Session, name: str, value: str | None, agent: str | None = None) -> Session:
+    """Return the state with a changed setting of an agent. `value` None: that of the open.
+
+    `agent` None: the agent that serves the session now. Applied live and by the fold of the log.
+    """
+    known = state if agent is None else dict(state.agents).get(agent, AgentState())
+    kept = tuple(pair for pair in known.settings if pair[0] != name)
+    settings = kept if value is None else (*kept, (name, value))
+    if agent is not None:
+        return noted(state, agent, settings=settings)
+    return replace(state, settings=settings)
+
+
 def switched(state: Session, before: str, agent: str) -> Session:
     """Return the state in which `agent` serves the session, and not `before`.
 
@@ -253,9 +276,12 @@ def reconfigure(work: Transition, config: Config) -> None:
     state = work.state
     if state.agent is None or any(each.agent == state.agent for each in config.roster):
         work.set(config=config_of(config, state.agent), missing=())
-    else:
-        # The agent of the running process is not wanted any more. It is left at the next grant.
-        work.set(config=replace(state.config, roster=config.roster), missing=())
+        return
+    # The session does not have the serving agent any more. The next grant leaves its process.
+    kept = {name: getattr(state.config, name) for name in OF_PROCESS}
+    work.set(config=replace(config, **kept), missing=())
+    if state.process.phase is ProcessPhase.NONE:
+        switch(work, first(work.state).agent)
 
 
 def states(state: Session) -> list[tuple[str, AgentState | Session]]:

@@ -139,9 +139,8 @@ def _fold_session(state: Session, event: Event) -> Session:
         case kinds.SESSION_CONTEXT_LOST:
             return replace(state, conversation=None, fork_of=None, spent=0.0, is_adopted=False)
         case kinds.SESSION_SETTING:
-            name, value = event.body["name"], event.body["value"]
-            kept = tuple(pair for pair in state.settings if pair[0] != name)
-            return replace(state, settings=kept if value is None else (*kept, (name, value)))
+            body = event.body
+            return fallback.with_setting(state, body["name"], body["value"], body.get("agent"))
         case kinds.LIMITS_CHANGED:
             body = event.body
             told = {

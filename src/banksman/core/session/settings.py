@@ -9,7 +9,7 @@ wants an answer from that model. A new configuration comes from a reopen of the 
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from collections.abc import Collection
 
 from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.dialects.meaning import Replied
@@ -78,27 +78,35 @@ def reconfigure(work: Transition, fact: Reconfigured) -> None:
     """Apply a new configuration after the session was reopened."""
     # End the current idle time, so that the new one is measured with the new limit.
     idle_process.wake(work)
-    fallback.reconfigure(work, fact.config)
     if fact.opened is not None:
         # A host that takes the session over opens it with the last logged spec.
         work.log(None, kinds.SESSION_OPENED, **fact.opened)
+    fallback.reconfigure(work, fact.config)
     if fact.replaces:
         work.set_process(stale=Replacement.NOW)
         # The crashes were those of another configuration.
         work.cancel_timer(Timer.BACKOFF, str(work.state.process.number))
         work.set(crashes=0, is_backing_off=False)
     idle_process.grow_old(work)
-    for change in work.state.process.changes:
-        if change.name in fact.drops:
+    _drop(work, fact.drops)
+    if fact.change:
+        work.after_commit(SettingTaken(fact.change))
+
+
+def _drop(work: Transition, names: Collection[str]) -> None:
+    """Return settings to the values of the reopen, which are those of the first agent."""
+    first = fallback.first(work.state).agent
+    is_serving = first == fallback.current(work.state)
+    for change in work.state.process.changes if is_serving else ():
+        if change.name in names:
             # The setting is dropped, so the agent's reply to this change does not matter.
             _forget(work, change)
             _told(work, change)
-    for name in fact.drops:
-        if name in dict(work.state.settings):
-            work.set(settings=tuple(pair for pair in work.state.settings if pair[0] != name))
-            work.log(None, kinds.SESSION_SETTING, name=name, value=None, by="opening")
-    if fact.change:
-        work.after_commit(SettingTaken(fact.change))
+    agent = None if is_serving else first
+    for name in names:
+        if name in dict(fallback.state_of(work.state, first).settings):
+            work.state = fallback.with_setting(work.state, name, None, agent)
+            work.log(None, kinds.SESSION_SETTING, name=name, value=None, by="opening", agent=agent)
 
 
 def on_reply(work: Transition, reply: Replied) -> None:
@@ -162,8 +170,7 @@ def _forget(work: Transition, change: PendingSetting) -> None:
 
 
 def _take(work: Transition, change: PendingSetting, *, by: str) -> None:
-    kept = tuple(pair for pair in work.state.settings if pair[0] != change.name)
-    work.state = replace(work.state, settings=(*kept, (change.name, change.value)))
+    work.state = fallback.with_setting(work.state, change.name, change.value)
     work.log(None, kinds.SESSION_SETTING, name=change.name, value=change.value, by=by)
     if change.id:
         work.after_commit(SettingTaken(change.id))

@@ -39,8 +39,8 @@ ANSWERED_MAX = 1024
 class Hold:
     """The hold of one tree, from the acknowledgement to a claim, a cancellation or its end.
 
-    `listener`: a listening socket, bound to `path`. `estate`: the description of the tree and the
-    fds for the successor. The hold owns all of the fds. `until`: when it ends without a claim.
+    `listener`: a listening socket, bound to `path`. `tree`: its description and the fds for the
+    successor. The hold owns all of the fds. `until`: when it ends without a claim.
     """
 
     def __init__(  # noqa: PLR0917
@@ -49,7 +49,7 @@ class Hold:
         listener: int,
         path: bytes,
         secret: bytes,
-        estate: tuple[tuple[Any, ...], list[int]],
+        tree: tuple[tuple[Any, ...], list[int]],
         until: float,
     ) -> None:
         self.until = until
@@ -57,7 +57,7 @@ class Hold:
         self._listener = _socket.socket(fileno=listener)
         self._path = path
         self._claim = messages.WIRE + b" claim " + secret
-        state, self._estate = estate
+        state, self._fds = tree
         self._answer = messages.WIRE + b" yours " + messages.encode(*state)
         # Silent clients by their fds, the oldest first, and when each is dropped.
         self._clients: dict[int, tuple[_socket.socket, float]] = {}
@@ -88,10 +88,10 @@ class Hold:
         return valid
 
     def give(self, client: _socket.socket) -> bool:
-        """Send the estate. False if the client is gone, or the kernel has no room for the fds."""
+        """Send the fds. False if the client is gone, or the kernel has no room for them."""
         self._forget(client)
         try:
-            syscalls.send_fds(client, self._answer, self._estate)
+            syscalls.send_fds(client, self._answer, self._fds)
         except OSError:
             return False
         finally:
@@ -104,7 +104,7 @@ class Hold:
         _refuse(client, why)
 
     def close(self, why: bytes) -> None:
-        """End the hold: remove the socket, refuse the clients that wait, and close the estate.
+        """End the hold: remove the socket, refuse the clients that wait, and close the fds.
 
         `why`: the reason for those clients.
         """
@@ -118,7 +118,7 @@ class Hold:
             self.refuse(client, why)
         self._poller.unregister(self._listener.fileno())
         self._listener.close()
-        close_all(self._estate)
+        close_all(self._fds)
 
     def _accept(self, most: int) -> None:
         for _ in range(most):

@@ -313,7 +313,7 @@ class Keeper:
         # Readable from now on, so poll() would spin.
         self._poller.unregister(self._caller)
         self._caller = -1
-        if self._phase is RUNNING:
+        if self._phase is RUNNING and not self._is_empty:
             self._go_on_alone()
 
     def _report_stop(self) -> None:
@@ -358,8 +358,8 @@ class Keeper:
             return  # Not even the socket for the answer has arrived. The host stays the host.
         answer = _socket.socket(fileno=fds.pop(0))
         refusal = "" if self._phase is RUNNING else "stop"
-        # The listener, the estate, and the streams.
-        if len(fds) != 1 + len(messages.ESTATE_FDS) + sum(is_open for _name, is_open in streams):
+        # The listener, the host's fds, and the streams.
+        if len(fds) != 1 + len(messages.HOST_FDS) + sum(is_open for _name, is_open in streams):
             refusal = "fds"
         word = (messages.REFUSED, refusal) if refusal else (messages.HELD,)
         try:
@@ -372,12 +372,12 @@ class Keeper:
         if refusal:
             close_all(fds)
             return
-        listener, *estate = fds
+        listener, *rest = fds
         until = time.monotonic() + seconds
         guards = (os.getpid(), os.getppid())
         times = (self._started_at, self._grace, self._linger)
         state = (self._leader, *guards, *times, self._has_terminal, streams)
-        self._hold = Hold(self._poller, listener, path, secret, (state, estate), until)
+        self._hold = Hold(self._poller, listener, path, secret, (state, rest), until)
         # The fd stays open: `_end_hold` watches this host again.
         self._poller.unregister(self._host)
 
@@ -433,6 +433,8 @@ class Keeper:
                 syscalls.read(self._woken, 4096)
             if self._control.fileno() in ready:
                 self._on_control()
+            if self._caller in ready:
+                self._on_caller_gone()
             self._look_for_successor(ready)
 
     # -- rungs of the ladder ----------------------------------------------------------------------

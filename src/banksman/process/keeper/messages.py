@@ -31,7 +31,8 @@ hand-over they may be two versions of it, so the successor first compares `WIRE`
       (SWEEP, number, tick, pid, ends)     end the processes started since, or only list them;
                                            SWEEP_REPORT answers
       (HAND_OVER, seconds, secret, path, streams)
-          + fds [answer, listener, *estate]  hold the tree for another host; HELD or REFUSED answers
+          + fds [answer, listener,         hold the tree for another host; HELD or REFUSED
+                 *the host's]              answers
       (KEEP,)                              the hand-over is cancelled
     keeper → host, on the socket `answer`
       (HELD,)                              the keeper holds the tree: the host may leave
@@ -52,7 +53,7 @@ hand-over they may be two versions of it, so the successor first compares `WIRE`
       (LOST, {pid: status})                in place of a dead keeper; SWEPT and GONE follow
       (DONE,)                              only trees that were handed over are left
 
-A hand-over passes an *estate* from host to host (`process/hand_over.py`): the fds of `ESTATE_FDS`,
+A hand-over passes the host's fds from host to host (`process/hand_over.py`): those of `HOST_FDS`,
 then those of the open `streams`. A successor connects to the socket at `path` and sends one
 message, and gets one answer. Both begin with `WIRE`, as plain bytes, so that any two versions
 understand the refusal:
@@ -60,7 +61,7 @@ understand the refusal:
     successor → keeper
       WIRE claim SECRET + fds [pidfd of the successor, (lease)]
     keeper → successor
-      WIRE yours TUPLE + estate            TUPLE, marshalled: leader, keeper, zygote, started_at,
+      WIRE yours TUPLE + the host's fds    TUPLE, marshalled: leader, keeper, zygote, started_at,
                                            grace, linger, has_terminal, streams
       WIRE no WHY
 
@@ -101,7 +102,7 @@ SWEEP_REPORT = "sweep-report"
 WIRE = b"banksman-keeper-1"
 # A hand-over begins with these fds: the host's end of the control socket, the channel to the
 # zygote, and a pidfd of the zygote.
-ESTATE_FDS = ("control", "channel", "zygote")
+HOST_FDS = ("control", "channel", "zygote")
 
 # The part of an order that says how the command relates to its caller. `group`: the process group
 # that it joins; None makes it the leader of a new session. `mask` and `ignored`: the signals that

@@ -197,11 +197,13 @@ class SessionSettingBody(Struct):
         name: Name of the setting: `model` or `permission_mode`.
         value: New value; null: the value with which the session was opened.
         by: What changed it.
+        agent: The agent of the setting, if another agent of the session serves it now.
     """
 
     name: str
     value: str | None
     by: str
+    agent: str | None = None
 
 
 class SessionContextLostBody(Struct):
