@@ -424,6 +424,77 @@ def test_ask_that_fallback_cannot_serve_waits_for_limited_agent() -> None:
     assert agents(talk) == ["one"]
 
 
+EXACT = replace(ask("x", NORMAL), schema={"type": "object"})
+
+
+def waiting_for_one(**members: Any) -> Talk:
+    """A session with an ask that only its limited first agent supports."""
+    talk = Talk(waiting())
+    talk.serve(A)
+    talk.tell(AccountLimited(talk.at, 900.0, "one"))
+    talk.ask(replace(EXACT, **members))
+    return talk
+
+
+def test_ask_that_waits_for_one_agent_does_not_block_others() -> None:
+    talk = waiting_for_one()
+    assert talk.state.idle_since is not None  # It needs no process.
+    talk.ask(B)
+    leave_process(talk)
+    talk.begin()
+    talk.over(B.ref)
+    assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
+    assert talk.state.idle_since is not None
+    reset(talk)
+    leave_process(talk)
+    assert agents(talk) == ["one", "two", "one"]
+
+
+def test_ask_that_waits_for_one_agent_neither_preempts_nor_interrupts() -> None:
+    talk = waiting_for_one()
+    talk.ask(ask("low", BACKGROUND, on_preempt="requeue"))
+    leave_process(talk)
+    talk.begin()
+    talk.opens("low0000")
+    talk.ask(replace(EXACT, id="u", ref="u0000", priority=INTERACTIVE))
+    talk.ask(replace(EXACT, id="v", ref="v0000", on_busy="interrupt"))
+    assert talk.state.turn is not None
+    assert talk.state.turn.cause is None
+
+
+def test_ask_of_removed_limited_agent_fails_and_does_not_wait() -> None:
+    talk = Talk(waiting())
+    talk.state = replace(
+        talk.state,
+        agents=(("gone", AgentState(limited_until=900.0)),),
+        queue=(replace(_turn(), agent="gone"),),
+    )
+    talk.tell(Begun(talk.at))
+    assert talk.kinds == {"a": Kind.FAILED}
+
+
+def test_deadline_of_ask_that_waits_for_one_agent_names_the_limit() -> None:
+    talk = waiting_for_one(due=10.0, deadline=10.0)
+    talk.wait(20.0)
+    error = talk.outcomes["x"].error
+    assert isinstance(error, AgentError)
+    assert (talk.kinds["x"], error.limited_until) == (Kind.WITHDRAWN, 900.0)
+
+
+def test_granted_turn_of_one_agent_is_put_back_when_limit_becomes_known() -> None:
+    config = waiting()
+    talk = Talk(config)
+    talk.serve(A)
+    talk.is_log_slow = True
+    talk.ask(replace(B, prompt=[{"type": "audio"}]))
+    talk.tell(AccountLimited(talk.at, 900.0, "one"))
+    talk.is_log_slow = False
+    talk.effects.clear()
+    talk.commit()
+    assert not of(WriteFrame, talk.effects)
+    assert [turn.id for turn in talk.state.queue] == ["b"]
+
+
 def test_granted_turn_is_put_back_when_limit_becomes_known_before_its_prompt() -> None:
     talk = Talk(waiting())
     talk.ask(A)

@@ -440,3 +440,21 @@ def test_late_decision_has_no_effect() -> None:
     talk.ask(B)
     talk.tell(LimitDecided(talk.at, "900.0", fails=True))
     assert talk.outcomes == {}
+
+
+# -- asks that would reach the running turn ----------------------------------------------------------------------------
+@pytest.mark.parametrize("on_busy", ["steer", "interrupt"])
+def test_running_turn_is_neither_steered_nor_interrupted_during_a_wait(on_busy: str) -> None:
+    talk = running()
+    talk.tell(AccountLimited(talk.at, 900.0))
+    assert sent(talk.ask(ask("s", NORMAL, on_busy=on_busy))) == []
+    assert [turn.id for turn in talk.state.queue] == ["s"]
+
+
+def test_steered_prompt_is_not_sent_when_the_limit_becomes_known_before_its_commit() -> None:
+    talk = running()
+    talk.is_log_slow = True
+    talk.ask(ask("s", NORMAL, on_busy="steer"))
+    talk.tell(AccountLimited(talk.at, 900.0))
+    talk.is_log_slow = False
+    assert sent(talk.commit()) == []

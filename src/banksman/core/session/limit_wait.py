@@ -8,7 +8,8 @@
 - `retry_of` decides whether a turn that failed by a limit is asked again. It is not if a tool ran,
   if a background task runs, or if the end of the limit is unknown.
 - `on_account` takes over a limit that another session of the same account met.
-- A session with fall-backs waits only while none of its agents can serve: see fallback.py.
+- A session with fall-backs waits only while none of its agents can serve. An ask that only one of
+  them supports may wait alone: see `wait_of` and fallback.py. No function decides about that ask.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from banksman.core.session import fallback, provider_limits
 from banksman.core.session.effects import CallOnLimit, ReportLimit, StartTimer, WaitUntil
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import Kind, Outcome
-from banksman.core.session.state import LimitWait, Mode
+from banksman.core.session.state import LimitWait, Mode, Session
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn
 from banksman.errors import AgentError, ErrorKind
@@ -110,6 +111,12 @@ def error_of(wait: LimitWait) -> AgentError:
         retry_after=wait.retry_after,
         limited_until=wait.until,
     )
+
+
+def wait_of(state: Session, turn: Turn) -> LimitWait | None:
+    """Return the wait that keeps a turn from being sent, of the whole queue or of this turn."""
+    until = fallback.awaited_limit(state, turn)
+    return state.limit_wait if until is None else LimitWait(repr(until), until)
 
 
 # -- limits that the agent or another session reports --------------------------------------------
