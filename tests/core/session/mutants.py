@@ -1618,11 +1618,8 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     test_limit_wait.test_turn_that_began_before_the_limit_does_not_lift_it_for_others,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def on_outcome(work: Transition, outcome: Outcome) -> None:
-        wait = work.state.limit_wait
-        work.set(limit_wait=None)
-        right(work, outcome)
-        work.set(limit_wait=wait)
+    def on_outcome(work: Transition, turn: Turn, outcome: Outcome) -> None:
+        right(work, replace(turn, limited_until=work.state.limited_until), outcome)
 
     return on_outcome
 

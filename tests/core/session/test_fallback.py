@@ -522,6 +522,17 @@ def test_account_of_other_agent_is_noted_and_replayed() -> None:
     assert agents(talk) == ["one", "two", "one"]
 
 
+def test_turn_that_began_before_the_limit_does_not_lift_it_while_fallback_is_free() -> None:
+    talk = Talk(waiting())
+    talk.ask(A)
+    talk.begin()
+    talk.opens(A.ref)
+    talk.tell(AccountLimited(talk.at, 900.0, "one"))
+    talk.over(A.ref)
+    assert talk.kinds == {"a": Kind.DONE}
+    assert not of(ReportLimit, talk.effects)
+
+
 def test_limits_are_reported_for_their_agent() -> None:
     talk = fallen_back()
     meet_limit(talk, "c", 500.0)

@@ -388,6 +388,19 @@ def test_turn_that_began_before_the_limit_does_not_lift_it_for_others() -> None:
     assert of(ReportLimit, talk.effects) == []
 
 
+def test_failing_session_lifts_only_a_limit_that_its_turn_knew() -> None:
+    talk = running(TELLING)
+    end(talk)
+    talk.ask(B)
+    talk.mean(LimitsReported((replace(FULL, resets_at=1800.0),)))
+    talk.over("b0000")
+    assert talk.kinds["b"] is Kind.DONE
+    assert of(ReportLimit, talk.effects) == [ReportLimit(900.0), ReportLimit(1800.0)]
+    talk.serve(ask("c", NORMAL), is_error=True, error="no", failure=USED_UP)
+    talk.serve(ask("d", NORMAL))
+    assert of(ReportLimit, talk.effects)[2:] == [ReportLimit(900.0), ReportLimit(None)]
+
+
 def test_report_about_other_windows_does_not_lift_a_limit_of_the_account() -> None:
     talk = running()
     talk.tell(AccountLimited(talk.at, 900.0))

@@ -108,7 +108,7 @@ def _write_prompt(work: Transition) -> None:
         # was sent, so the turn can wait again.
         turn_end.put_back(work, turn.requeued())
         return
-    turn = replace(turn.moved(Move.WRITE), began_at=work.at)
+    turn = replace(turn.moved(Move.WRITE), began_at=work.at, limited_until=state.limited_until)
     work.set(turn=turn, clocks=watchdogs.wound(state.config.clocks, work.at))
     agent_conversation.learn_before_prompt(work)
     unsaid = TurnOver(refs=(turn.ref,), is_error=True)

@@ -139,11 +139,11 @@ def on_account(work: Transition, until: float | None, agent: str) -> None:
     provider_limits.log_limits(work, known.limits, until, by="account", agent=other)
 
 
-def on_outcome(work: Transition, outcome: Outcome) -> None:
+def on_outcome(work: Transition, turn: Turn, outcome: Outcome) -> None:
     """Report a limit that a turn has met, or that the account answers again.
 
-    A turn that is done while the queue waits began before the limit was known. So its answer does
-    not prove to other sessions that the limit has ended.
+    The answer of a turn that began before the limit was known does not prove to other sessions that
+    the limit has ended.
     """
     told = outcome.error.limited_until if isinstance(outcome.error, AgentError) else None
     if told is not None:
@@ -153,7 +153,7 @@ def on_outcome(work: Transition, outcome: Outcome) -> None:
     elif (
         outcome.kind is Kind.DONE
         and work.state.limited_until is not None
-        and work.state.limit_wait is None
+        and work.state.limited_until == turn.limited_until
     ):
         work.do(ReportLimit(None, work.state.config.agent))
 
