@@ -18,6 +18,7 @@ from tests.sessions.test_provider_errors import LIMITED, failure, rate_limit
 
 from banksman import AgentError, ErrorKind, Event, Host, Kind, LimitReached, Session, UsageError
 from banksman.core.session import event as kinds
+from banksman.core.session import fallback
 from banksman.sessions import driver
 from banksman.sessions.accounts import JITTER_PART, JITTER_SECONDS_MAX, AccountLimits
 from banksman.testing import fake_agent
@@ -102,6 +103,25 @@ async def test_wait_follows_the_wall_clock(tmp_path: Path, reset: Callable[[floa
         await asyncio.sleep(0.05)
         assert case.session.status().waits_for_limit
         reset(JITTER_SECONDS_MAX)
+        assert (await case.outcome(turn)).text == "fine"
+
+
+async def test_ask_is_not_sent_again_at_once_when_the_reset_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fallback, "RESEND_SECONDS", 3600.0)  # Only `let_pass` ends it.
+    past = float(int(time.time()) - 60)
+    script = {
+        "prompt 1": [f"raw {rate_limit(past)}", "say one"],
+        "prompt 2": [f"boundary {json.dumps(LIMITED)}"],
+        "prompt 3": ["say fine"],
+    }
+    async with opened(tmp_path, script, on_limit="wait") as case:
+        await case.answer("one")
+        turn = await case.session.ask("two")
+        await waiting(case.session)
+        assert prompts(case) == ["one", "two"]
+        let_pass(3600.0)
         assert (await case.outcome(turn)).text == "fine"
 
 

@@ -424,6 +424,16 @@ def test_ask_that_fallback_cannot_serve_waits_for_limited_agent() -> None:
     assert agents(talk) == ["one"]
 
 
+def test_agent_that_names_a_passed_reset_again_is_left_for_fallback() -> None:
+    talk = Talk(waiting())
+    talk.tell(AccountLimited(talk.at, 900.0, "one"))
+    reset(talk)
+    meet_limit(talk, "a", 900.0)
+    assert of(WaitUntil, talk.effects)[-1].seconds_min == fallback.RESEND_SECONDS
+    leave_process(talk)
+    assert agents(talk) == ["one", "two"]
+
+
 EXACT = replace(ask("x", NORMAL), schema={"type": "object"})
 
 

@@ -221,12 +221,14 @@ class WaitUntil(Struct, frozen=True):
     """Start a timer that is due at a wall clock time plus the jitter of the account.
 
     `TimerFired` reports it, and never before that time, even if the machine is suspended or its
-    clock is set. `agent`: whose account; empty: the session has only one.
+    clock is set. `agent`: whose account; empty: the session has only one. `seconds_min`: how long
+    to wait if that time has passed already.
     """
 
     wall: float
     subject: Subject
     agent: str = ""
+    seconds_min: float = 0.0
 
 
 class ReportLimit(Struct, frozen=True):

@@ -37,6 +37,9 @@ from banksman.errors import BanksmanError, ProgramNotFound
 # links.
 CONTENT = {"image": "images", "audio": "audio"}
 
+# Delay before an ask is sent again to an agent that named the passed end of a limit.
+RESEND_SECONDS = 5.0
+
 
 # -- agents of a session -------------------------------------------------------------------------
 def config_of(config: Config, agent: str | None) -> Config:
@@ -240,8 +243,18 @@ def watch_limits(work: Transition) -> None:
         known = waits.get(config.agent)
         if until is not None and (known is None or known.until != until):
             waits[config.agent] = wait = AgentLimit(config.agent, until)
-            work.do(WaitUntil(until, (Timer.FALLBACK, wait.key), config.agent))
+            subject = (Timer.FALLBACK, wait.key)
+            work.do(WaitUntil(until, subject, config.agent, resend_seconds(state, until)))
     work.set(agent_limits=tuple(waits.values()))
+
+
+def resend_seconds(state: Session, until: float) -> float:
+    """Return how long a wait for a limit lasts if its end has passed.
+
+    A provider that names a passed time must not get the ask again at once. A limit that is known
+    from the log or from another session needs no such delay.
+    """
+    return RESEND_SECONDS if until == state.limit_met else 0.0
 
 
 def on_reset(work: Transition, key: str) -> None:

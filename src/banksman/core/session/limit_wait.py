@@ -18,7 +18,7 @@ from banksman.core.session import fallback, provider_limits
 from banksman.core.session.effects import CallOnLimit, ReportLimit, StartTimer, WaitUntil
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import Kind, Outcome
-from banksman.core.session.state import LimitWait, Mode, Session
+from banksman.core.session.state import AgentLimit, LimitWait, Mode, Session
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn
 from banksman.errors import AgentError, ErrorKind
@@ -58,6 +58,8 @@ def _forget(work: Transition) -> None:
         work.set(limit_passed=None)
     if (is_over or state.config.on_limit != "call") and state.limit_failed is not None:
         work.set(limit_failed=None)
+    if state.limited_until is None and state.limit_met is not None:
+        work.set(limit_met=None)
 
 
 def _begin(work: Transition, wait: LimitWait) -> None:
@@ -65,7 +67,8 @@ def _begin(work: Transition, wait: LimitWait) -> None:
     work.set(limit_wait=wait)
     subject = (Timer.LIMIT, wait.key)
     if wait.until is not None:
-        work.do(WaitUntil(wait.until, subject, work.state.config.agent))
+        seconds_min = fallback.resend_seconds(work.state, wait.until)
+        work.do(WaitUntil(wait.until, subject, work.state.config.agent, seconds_min))
     else:
         assert wait.retry_after is not None
         work.do(StartTimer(work.at + wait.retry_after, subject))
@@ -147,8 +150,10 @@ def on_outcome(work: Transition, turn: Turn, outcome: Outcome) -> None:
     """
     told = outcome.error.limited_until if isinstance(outcome.error, AgentError) else None
     if told is not None:
-        # The provider may name a time that has passed. That is a new wait, which ends immediately.
-        work.set(limit_passed=None)
+        # The provider may name a time that has passed. That is a new wait, for this agent too.
+        passed = AgentLimit(fallback.current(work.state), told, is_over=True)
+        waits = tuple(wait for wait in work.state.agent_limits if wait != passed)
+        work.set(limit_passed=None, agent_limits=waits, limit_met=told)
         work.do(ReportLimit(told, work.state.config.agent))
     elif (
         outcome.kind is Kind.DONE
