@@ -182,6 +182,21 @@ async def test_sessions_of_one_account_wait_together(tmp_path: Path, reset: Call
         assert [(await each.outcome()).text for each in asked] == ["other", "other"]
 
 
+async def test_cancelled_reopen_has_the_new_account(tmp_path: Path) -> None:
+    async with opened(tmp_path, LIMITED_ONCE, on_limit="wait") as case:
+        how: dict[str, Any] = {"command": fake_agent.command(), "name": "s", "on_limit": "wait"}
+        session = await case.host.open("claude", **how, env={"ANTHROPIC_API_KEY": "another"})
+        await case.session.ask("one")
+        await waiting(case.session)
+        openings = session.openings
+        task = asyncio.create_task(case.host.open("claude", **how))
+        while session.openings == openings:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert session.status().waits_for_limit
+
+
 async def test_answer_after_the_reset_lifts_the_limit_for_all(tmp_path: Path) -> None:
     limits = AccountLimits()
     told: list[float | None] = []

@@ -14,7 +14,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session import fallback
 from banksman.core.session import history as pasts
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
-from banksman.core.session.effects import Append, HoldConversation, ReportLimit, WaitUntil, WriteFrame
+from banksman.core.session.effects import Append, CallOnLimit, HoldConversation, ReportLimit, WaitUntil, WriteFrame
 from banksman.core.session.event import entry
 from banksman.core.session.facts import (
     AccountLimited,
@@ -422,6 +422,16 @@ def test_ask_that_fallback_cannot_serve_waits_for_limited_agent() -> None:
     assert not talk.starts
     talk.fire((Timer.FALLBACK, "one 900.0"))
     assert agents(talk) == ["one"]
+
+
+def test_function_is_called_with_the_agent_that_is_limited() -> None:
+    roster = tuple(replace(each, on_limit="call") for each in BOTH.roster)
+    talk = Talk(replace(roster[0], roster=roster))
+    meet_limit(talk, "a", 900.0)
+    leave_process(talk)
+    talk.begin()
+    talk.tell(AccountLimited(talk.at, 800.0, "two"))
+    assert [call.agent for call in of(CallOnLimit, talk.effects)] == ["two"]
 
 
 def test_agent_that_names_a_passed_reset_again_is_left_for_fallback() -> None:

@@ -445,6 +445,15 @@ def test_caller_decides_to_wait() -> None:
     assert sent(passes(talk)) == [b"P a0002\n"]
 
 
+def test_reopen_with_a_function_during_a_wait_calls_it() -> None:
+    talk = running()
+    end(talk)
+    talk.tell(Reconfigured(talk.at, CALL, False))
+    talk.tell(Reconfigured(talk.at, CALL, False))
+    (called,) = of(CallOnLimit, talk.effects)
+    assert (called.key, called.waiting) == ("900.0", ("a",))
+
+
 def test_late_decision_has_no_effect() -> None:
     talk = running(CALL)
     end(talk)

@@ -245,13 +245,14 @@ class ReportLimit(Struct, frozen=True):
 class CallOnLimit(Struct, frozen=True):
     """Let the caller decide whether the waiting asks wait for the end of a limit, or fail.
 
-    `LimitDecided` with the same `key` reports the decision.
+    `LimitDecided` with the same `key` reports the decision. `agent`: the agent that is limited.
     """
 
     key: str
     error: AgentError
     windows: Windows
     waiting: tuple[str, ...]
+    agent: str
 
 
 class ClaimBudget(Struct, frozen=True):

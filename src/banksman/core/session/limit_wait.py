@@ -72,10 +72,17 @@ def _begin(work: Transition, wait: LimitWait) -> None:
     else:
         assert wait.retry_after is not None
         work.do(StartTimer(work.at + wait.retry_after, subject))
-    if work.state.config.on_limit == "call":
-        turns = (turn for turn in work.state.queue if isinstance(turn, Turn))
+    call(work)
+
+
+def call(work: Transition) -> None:
+    """Let the caller's function decide about the wait, if there are both."""
+    state, wait = work.state, work.state.limit_wait
+    if wait is not None and work.is_open and state.config.on_limit == "call":
+        turns = (turn for turn in state.queue if isinstance(turn, Turn))
         waiting = tuple(ask.id for turn in turns for ask in turn.asks)
-        work.do(CallOnLimit(wait.key, error_of(wait), work.state.limits, waiting))
+        agent = fallback.current(state)
+        work.do(CallOnLimit(wait.key, error_of(wait), state.limits, waiting, agent))
 
 
 def _end(work: Transition) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.dialects.meaning import Replied
 from banksman.core.session import event as kinds
-from banksman.core.session import fallback, idle_process
+from banksman.core.session import fallback, idle_process, limit_wait
 from banksman.core.session.effects import SettingTaken
 from banksman.core.session.facts import Reconfigured, SettingAsked, Timer
 from banksman.core.session.state import (
@@ -78,7 +78,10 @@ def reconfigure(work: Transition, fact: Reconfigured) -> None:
     """Apply a new configuration after the session was reopened."""
     # End the current idle time, so that the new one is measured with the new limit.
     idle_process.wake(work)
+    had_function = work.state.config.on_limit == "call"
     fallback.reconfigure(work, fact.config)
+    if not had_function:
+        limit_wait.call(work)  # The queue may wait already.
     if fact.opened is not None:
         # A host that takes the session over opens it with the last logged spec.
         work.log(None, kinds.SESSION_OPENED, **fact.opened)
