@@ -281,7 +281,7 @@ def own(
     seq: int,
     heard: tuple[str, ...],
     at: float,
-    limited_until: float | None,
+    limited_until: float | None = None,
 ) -> Turn:
     """Return an agent-initiated turn. It runs from the moment that the session learns of it."""
     return Turn(
