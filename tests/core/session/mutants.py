@@ -21,6 +21,7 @@ from tests.core.session import (
     test_budget,
     test_crash_recovery,
     test_deadlines,
+    test_fallback,
     test_history,
     test_idle_process,
     test_limit_wait,
@@ -629,8 +630,8 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     partial(test_idle_process.test_needed_process_is_neither_evicted_nor_idle, "callback"),
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def is_idle(state: Session) -> bool:
-        return right(replace(state, callbacks=(), questions=()))
+    def is_idle(state: Session, at: float) -> bool:
+        return right(replace(state, callbacks=(), questions=()), at)
 
     return is_idle
 
@@ -1686,6 +1687,19 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
         return fallback.current(state)
 
     return choose
+
+
+@_mutant(
+    "an ask that waits for one agent blocks the others",
+    fallback,
+    "servable",
+    test_fallback.test_ask_that_waits_for_one_agent_does_not_block_others,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def servable(_state: Session, queue: Queue) -> Queue:
+        return queue
+
+    return servable
 
 
 @_mutant("a missing agent is started forever", fallback, "notice_missing", "a fall-back of a missing agent")
