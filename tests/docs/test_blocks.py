@@ -118,7 +118,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/provider-errors.md", "nightly ="): python(
         is_inside_host=True,
         after='print((await (await nightly.ask("hello")).outcome()).text)',
-        prints="you said: hello\n",
+        prints="hello\n",
     ),
     ("docs/how-to/provider-errors.md", "async def on_limit"): python(
         is_inside_host=True,

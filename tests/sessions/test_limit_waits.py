@@ -18,6 +18,7 @@ from tests.sessions.test_provider_errors import LIMITED, failure, rate_limit
 
 from banksman import AgentError, ErrorKind, Event, Host, Kind, LimitReached, Session, UsageError
 from banksman.core.session import event as kinds
+from banksman.core.session import fallback
 from banksman.sessions import driver
 from banksman.sessions.accounts import JITTER_PART, JITTER_SECONDS_MAX, AccountLimits
 from banksman.testing import fake_agent
@@ -105,6 +106,25 @@ async def test_wait_follows_the_wall_clock(tmp_path: Path, reset: Callable[[floa
         assert (await case.outcome(turn)).text == "fine"
 
 
+async def test_ask_is_not_sent_again_at_once_when_the_reset_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fallback, "RESEND_SECONDS", 3600.0)  # Only `let_pass` ends it.
+    past = float(int(time.time()) - 60)
+    script = {
+        "prompt 1": [f"raw {rate_limit(past)}", "say one"],
+        "prompt 2": [f"boundary {json.dumps(LIMITED)}"],
+        "prompt 3": ["say fine"],
+    }
+    async with opened(tmp_path, script, on_limit="wait") as case:
+        await case.answer("one")
+        turn = await case.session.ask("two")
+        await waiting(case.session)
+        assert prompts(case) == ["one", "two"]
+        let_pass(3600.0)
+        assert (await case.outcome(turn)).text == "fine"
+
+
 async def test_session_reopened_with_fail_does_not_wait(tmp_path: Path) -> None:
     async with opened(tmp_path, LIMITED_ONCE, on_limit="wait", name="s") as case:
         turn = await case.session.ask("one")
@@ -160,6 +180,21 @@ async def test_sessions_of_one_account_wait_together(tmp_path: Path, reset: Call
         reset()
         assert (await case.outcome(turn)).text == "fine"
         assert [(await each.outcome()).text for each in asked] == ["other", "other"]
+
+
+async def test_cancelled_reopen_has_the_new_account(tmp_path: Path) -> None:
+    async with opened(tmp_path, LIMITED_ONCE, on_limit="wait") as case:
+        how: dict[str, Any] = {"command": fake_agent.command(), "name": "s", "on_limit": "wait"}
+        session = await case.host.open("claude", **how, env={"ANTHROPIC_API_KEY": "another"})
+        await case.session.ask("one")
+        await waiting(case.session)
+        openings = session.openings
+        task = asyncio.create_task(case.host.open("claude", **how))
+        while session.openings == openings:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert session.status().waits_for_limit
 
 
 async def test_answer_after_the_reset_lifts_the_limit_for_all(tmp_path: Path) -> None:

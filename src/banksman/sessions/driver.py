@@ -286,9 +286,9 @@ class Driver:
     def _use_shared(self, effect: WaitUntil | ReportLimit | ClaimBudget) -> None:
         """Perform an effect on what sessions of the host share: an account or a budget."""
         match effect:
-            case WaitUntil(wall=wall, subject=subject, agent=agent):
+            case WaitUntil(wall=wall, subject=subject, agent=agent, seconds_min=seconds_min):
                 jitter = 0.0 if self._accounts is None else self._accounts.jitter(agent, wall)
-                self._wait_until(subject, wall + jitter)
+                self._wait_until(subject, wall + jitter, seconds_min)
             case ReportLimit(until=until, agent=agent):
                 if self._accounts is not None:
                     self._accounts.report(agent, until)
@@ -442,10 +442,14 @@ class Driver:
         if timer is not None:
             timer.cancel()
 
-    def _wait_until(self, subject: Subject, due: float) -> None:
-        """Start a timer that fires once the wall clock has passed `due`."""
+    def _wait_until(self, subject: Subject, due: float, seconds_min: float = 0.0) -> None:
+        """Start a timer that fires once the wall clock has passed `due`.
+
+        If it has passed already, the timer fires after `seconds_min`.
+        """
         self._cancel_timer(subject)
-        seconds = min(max(0.0, due - time.time()), WALL_SECONDS_MAX)
+        left = due - time.time()
+        seconds = min(left, WALL_SECONDS_MAX) if left > 0.0 else seconds_min
         self.timers[subject] = self._loop.call_later(seconds, self._on_wall_timer, subject, due)
 
     def _on_wall_timer(self, subject: Subject, due: float) -> None:

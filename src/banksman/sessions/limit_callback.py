@@ -30,9 +30,10 @@ CALLBACK_SECONDS_MAX = 5.0
 class LimitReached:
     """A limit of the agent's account, for a function that decides what the waiting asks do.
 
-    `limited_until`: when the limit ends, in seconds since 1970; None if the provider named only a
-    delay, `error.retry_after`. `windows`: the usage windows that the agent has reported. `error`:
-    the error that the asks end with if they fail. `waiting`: the turn ids of the waiting asks.
+    `agent`: the limited one of the session's agents. `limited_until`: when the limit ends, in
+    seconds since 1970; None if the provider named only a delay, `error.retry_after`. `windows`: the
+    usage windows that the agent has reported. `error`: the error that the asks end with if they
+    fail. `waiting`: the turn ids of the waiting asks.
     """
 
     session: str
@@ -49,9 +50,8 @@ OnLimit = Callable[[LimitReached], "str | Awaitable[str]"]
 class LimitCallback:
     """The `on_limit` function of one session, and the tasks of its calls."""
 
-    def __init__(self, driver: Driver, agent: str) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._agent = agent
         self.on_limit: OnLimit | None = None
         self._tasks = RequestTasks("on_limit")
 
@@ -64,7 +64,7 @@ class LimitCallback:
     async def _decide(self, on_limit: OnLimit, effect: CallOnLimit) -> None:
         reached = LimitReached(
             session=self._driver.id,
-            agent=self._agent,
+            agent=effect.agent,
             limited_until=effect.error.limited_until,
             windows=effect.windows,
             error=effect.error,

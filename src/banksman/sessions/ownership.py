@@ -136,7 +136,6 @@ class OwnedSession:
         frame_bytes_max: int = FRAME_BYTES_MAX,
         redactor: Redactor | None = None,
         accounts: SessionAccounts | None = None,
-        agent: str = "",
         budgets: HostBudgets | None = None,
     ) -> None:
         self.futures = futures = CallerFutures()
@@ -154,7 +153,7 @@ class OwnedSession:
             budgets=budgets,
         )
         self._accounts = accounts
-        self.limits = futures.limits = LimitCallback(self.driver, agent)
+        self.limits = futures.limits = LimitCallback(self.driver)
         self.questions = futures.questions = Questions(self.driver, on_question)
         self.callbacks = futures.callbacks = Callbacks(self.driver, Hooks({}), ToolServer(()))
         self.keys = KeyedTurns(past.keys)

@@ -291,7 +291,6 @@ class SessionRegistry:
             frame_bytes_max=spec.frame_bytes_max,
             redactor=self.redactor,
             accounts=accounts,
-            agent=session.agent,
             budgets=self.budgets,
         )
         owned.limits.on_limit = spec.on_limit
@@ -346,12 +345,17 @@ class SessionRegistry:
         logged, startup.record = startup.record, record
         try:
             await session.reconfigure(
-                spec, replaces=replaces, drops=drops, opened=opened, on_question=on_question
+                spec,
+                replaces=replaces,
+                drops=drops,
+                opened=opened,
+                on_question=on_question,
+                # The new configuration decides whether a limit of the account concerns the session.
+                on_applied=functools.partial(startup.accounts.renew, spec.accounts),
             )
         except BanksmanError:
             startup.record = logged
             raise
-        startup.accounts.renew(spec.accounts)
         return session
 
     async def fork(

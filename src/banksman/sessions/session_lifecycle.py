@@ -159,6 +159,7 @@ class SessionLifecycle(ReadableSession):
         drops: Sequence[str],
         opened: Mapping[str, Any] | None,
         on_question: OnQuestion | None,
+        on_applied: Callable[[], None],
     ) -> None:
         """Apply a new spec to a session that was opened again.
 
@@ -168,7 +169,7 @@ class SessionLifecycle(ReadableSession):
         `replaces`: the running process does not match the spec, so the next turn gets a new
         process. `drops`: settings that return to the values of the spec. `opened`: the record that
         the log must get. The call then returns when the log has it; None means that the log already
-        has it.
+        has it. `on_applied` is called once the spec applies, before the wait for the log.
         """
         self.openings += 1
         self.opened_with(spec)
@@ -179,10 +180,12 @@ class SessionLifecycle(ReadableSession):
         is_due = replaces and not self._driver.waits_to_start
         if opened is None:
             self._tell(Reconfigured(self._now(), spec.config, is_due, tuple(drops)))
+            on_applied()
             return
         change = f"c-{os.urandom(8).hex()}"
         written = self._futures.expect_change(change)
         self._tell(Reconfigured(self._now(), spec.config, is_due, tuple(drops), opened, change))
+        on_applied()
         await self._wait_change(written)
 
     async def _wait_change(self, taken: asyncio.Future[None]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.dialects.meaning import LimitWindow
-from banksman.core.session import budget_gate, fallback
+from banksman.core.session import budget_gate, fallback, limit_wait
 from banksman.core.session.agent_output import HANDSHAKE
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.budget import CapUse
@@ -125,7 +125,7 @@ class Status:
     `limits`: usage windows of the agent's account, as the agent last reported them.
     `limited_until`: when its limit ends, in wall clock seconds; None if it is not limited now.
     `retry`: the retry that the running turn waits for. `waits_for_limit`: the queue waits until the
-    limit has ended (`on_limit`).
+    limit has ended (`on_limit`), or an ask of it that only a limited agent supports.
 
     `budget`: the caps of the session and what is used of them, and the shared caps that hold it
     back. A cap with `is_reached` is over.
@@ -365,9 +365,16 @@ def from_driver(
         limits=state.limits,
         limited_until=_in_future(state.limited_until, wall),
         retry=_retry(granted, now),
-        waits_for_limit=state.limit_wait is not None,
+        waits_for_limit=_waits_for_limit(state),
         budget=(*budget_gate.own_uses(state, now), *budget_gate.shared_holding(state)),
         fallback=_fallback(state, wall),
+    )
+
+
+def _waits_for_limit(state: Session) -> bool:
+    turns = (turn for turn in state.queue if isinstance(turn, Turn))
+    return state.limit_wait is not None or any(
+        limit_wait.wait_of(state, turn) is not None for turn in turns
     )
 
 

@@ -21,6 +21,7 @@ from tests.core.session import (
     test_budget,
     test_crash_recovery,
     test_deadlines,
+    test_fallback,
     test_history,
     test_idle_process,
     test_limit_wait,
@@ -629,8 +630,8 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     partial(test_idle_process.test_needed_process_is_neither_evicted_nor_idle, "callback"),
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def is_idle(state: Session) -> bool:
-        return right(replace(state, callbacks=(), questions=()))
+    def is_idle(state: Session, at: float) -> bool:
+        return right(replace(state, callbacks=(), questions=()), at)
 
     return is_idle
 
@@ -1623,11 +1624,8 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     test_limit_wait.test_turn_that_began_before_the_limit_does_not_lift_it_for_others,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def on_outcome(work: Transition, outcome: Outcome) -> None:
-        wait = work.state.limit_wait
-        work.set(limit_wait=None)
-        right(work, outcome)
-        work.set(limit_wait=wait)
+    def on_outcome(work: Transition, turn: Turn, outcome: Outcome) -> None:
+        right(work, replace(turn, limited_until=work.state.limited_until), outcome)
 
     return on_outcome
 
@@ -1694,6 +1692,19 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
         return fallback.current(state)
 
     return choose
+
+
+@_mutant(
+    "an ask that waits for one agent blocks the others",
+    fallback,
+    "servable",
+    test_fallback.test_ask_that_waits_for_one_agent_does_not_block_others,
+)
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def servable(_state: Session, queue: Queue) -> Queue:
+        return queue
+
+    return servable
 
 
 @_mutant("a missing agent is started forever", fallback, "notice_missing", "a fall-back of a missing agent")

@@ -15,7 +15,7 @@ from banksman.core.session import fallback
 from banksman.core.session import history as pasts
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
 from banksman.core.session.budget import Budget
-from banksman.core.session.effects import Append, HoldConversation, ReportLimit, WaitUntil, WriteFrame
+from banksman.core.session.effects import Append, CallOnLimit, HoldConversation, ReportLimit, WaitUntil, WriteFrame
 from banksman.core.session.event import entry
 from banksman.core.session.facts import (
     AccountLimited,
@@ -474,6 +474,97 @@ def test_ask_that_fallback_cannot_serve_waits_for_limited_agent() -> None:
     assert agents(talk) == ["one"]
 
 
+def test_function_is_called_with_the_agent_that_is_limited() -> None:
+    roster = tuple(replace(each, on_limit="call") for each in BOTH.roster)
+    talk = Talk(replace(roster[0], roster=roster))
+    meet_limit(talk, "a", 900.0)
+    leave_process(talk)
+    talk.begin()
+    talk.tell(AccountLimited(talk.at, 800.0, "two"))
+    assert [call.agent for call in of(CallOnLimit, talk.effects)] == ["two"]
+
+
+def test_agent_that_names_a_passed_reset_again_is_left_for_fallback() -> None:
+    talk = Talk(waiting())
+    talk.tell(AccountLimited(talk.at, 900.0, "one"))
+    reset(talk)
+    meet_limit(talk, "a", 900.0)
+    assert of(WaitUntil, talk.effects)[-1].seconds_min == fallback.RESEND_SECONDS
+    leave_process(talk)
+    assert agents(talk) == ["one", "two"]
+
+
+EXACT = replace(ask("x", NORMAL), schema={"type": "object"})
+
+
+def waiting_for_one(**members: Any) -> Talk:
+    """A session with an ask that only its limited first agent supports."""
+    talk = Talk(waiting())
+    talk.serve(A)
+    talk.tell(AccountLimited(talk.at, 900.0, "one"))
+    talk.ask(replace(EXACT, **members))
+    return talk
+
+
+def test_ask_that_waits_for_one_agent_does_not_block_others() -> None:
+    talk = waiting_for_one()
+    assert talk.state.idle_since is not None  # It needs no process.
+    talk.ask(B)
+    leave_process(talk)
+    talk.begin()
+    talk.over(B.ref)
+    assert talk.kinds == {"a": Kind.DONE, "b": Kind.DONE}
+    assert talk.state.idle_since is not None
+    reset(talk)
+    leave_process(talk)
+    assert agents(talk) == ["one", "two", "one"]
+
+
+def test_ask_that_waits_for_one_agent_neither_preempts_nor_interrupts() -> None:
+    talk = waiting_for_one()
+    talk.ask(ask("low", BACKGROUND, on_preempt="requeue"))
+    leave_process(talk)
+    talk.begin()
+    talk.opens("low0000")
+    talk.ask(replace(EXACT, id="u", ref="u0000", priority=INTERACTIVE))
+    talk.ask(replace(EXACT, id="v", ref="v0000", on_busy="interrupt"))
+    assert talk.state.turn is not None
+    assert talk.state.turn.cause is None
+
+
+def test_ask_of_removed_limited_agent_fails_and_does_not_wait() -> None:
+    talk = Talk(waiting())
+    talk.state = replace(
+        talk.state,
+        agents=(("gone", AgentState(limited_until=900.0)),),
+        queue=(replace(_turn(), agent="gone"),),
+    )
+    talk.tell(Begun(talk.at))
+    assert talk.kinds == {"a": Kind.FAILED}
+
+
+def test_deadline_of_ask_that_waits_for_one_agent_names_the_limit() -> None:
+    talk = waiting_for_one(due=10.0, deadline=10.0)
+    talk.wait(20.0)
+    error = talk.outcomes["x"].error
+    assert isinstance(error, AgentError)
+    assert (talk.kinds["x"], error.limited_until) == (Kind.WITHDRAWN, 900.0)
+
+
+def test_granted_turn_of_one_agent_is_put_back_when_limit_becomes_known() -> None:
+    config = waiting()
+    talk = Talk(config)
+    talk.serve(A)
+    talk.is_log_slow = True
+    talk.ask(replace(B, prompt=[{"type": "audio"}]))
+    talk.tell(AccountLimited(talk.at, 900.0, "one"))
+    talk.is_log_slow = False
+    talk.effects.clear()
+    talk.commit()
+    assert not of(WriteFrame, talk.effects)
+    assert [turn.id for turn in talk.state.queue] == ["b"]
+
+
 def test_granted_turn_is_put_back_when_limit_becomes_known_before_its_prompt() -> None:
     talk = Talk(waiting())
     talk.ask(A)
@@ -499,6 +590,17 @@ def test_account_of_other_agent_is_noted_and_replayed() -> None:
     talk.ask(C)
     leave_process(talk)
     assert agents(talk) == ["one", "two", "one"]
+
+
+def test_turn_that_began_before_the_limit_does_not_lift_it_while_fallback_is_free() -> None:
+    talk = Talk(waiting())
+    talk.ask(A)
+    talk.begin()
+    talk.opens(A.ref)
+    talk.tell(AccountLimited(talk.at, 900.0, "one"))
+    talk.over(A.ref)
+    assert talk.kinds == {"a": Kind.DONE}
+    assert not of(ReportLimit, talk.effects)
 
 
 def test_limits_are_reported_for_their_agent() -> None:

@@ -388,6 +388,19 @@ def test_turn_that_began_before_the_limit_does_not_lift_it_for_others() -> None:
     assert of(ReportLimit, talk.effects) == []
 
 
+def test_failing_session_lifts_only_a_limit_that_its_turn_knew() -> None:
+    talk = running(TELLING)
+    end(talk)
+    talk.ask(B)
+    talk.mean(LimitsReported((replace(FULL, resets_at=1800.0),)))
+    talk.over("b0000")
+    assert talk.kinds["b"] is Kind.DONE
+    assert of(ReportLimit, talk.effects) == [ReportLimit(900.0), ReportLimit(1800.0)]
+    talk.serve(ask("c", NORMAL), is_error=True, error="no", failure=USED_UP)
+    talk.serve(ask("d", NORMAL))
+    assert of(ReportLimit, talk.effects)[2:] == [ReportLimit(900.0), ReportLimit(None)]
+
+
 def test_report_about_other_windows_does_not_lift_a_limit_of_the_account() -> None:
     talk = running()
     talk.tell(AccountLimited(talk.at, 900.0))
@@ -432,6 +445,15 @@ def test_caller_decides_to_wait() -> None:
     assert sent(passes(talk)) == [b"P a0002\n"]
 
 
+def test_reopen_with_a_function_during_a_wait_calls_it() -> None:
+    talk = running()
+    end(talk)
+    talk.tell(Reconfigured(talk.at, CALL, False))
+    talk.tell(Reconfigured(talk.at, CALL, False))
+    (called,) = of(CallOnLimit, talk.effects)
+    assert (called.key, called.waiting) == ("900.0", ("a",))
+
+
 def test_late_decision_has_no_effect() -> None:
     talk = running(CALL)
     end(talk)
@@ -440,3 +462,21 @@ def test_late_decision_has_no_effect() -> None:
     talk.ask(B)
     talk.tell(LimitDecided(talk.at, "900.0", fails=True))
     assert talk.outcomes == {}
+
+
+# -- asks that would reach the running turn ----------------------------------------------------------------------------
+@pytest.mark.parametrize("on_busy", ["steer", "interrupt"])
+def test_running_turn_is_neither_steered_nor_interrupted_during_a_wait(on_busy: str) -> None:
+    talk = running()
+    talk.tell(AccountLimited(talk.at, 900.0))
+    assert sent(talk.ask(ask("s", NORMAL, on_busy=on_busy))) == []
+    assert [turn.id for turn in talk.state.queue] == ["s"]
+
+
+def test_steered_prompt_is_not_sent_when_the_limit_becomes_known_before_its_commit() -> None:
+    talk = running()
+    talk.is_log_slow = True
+    talk.ask(ask("s", NORMAL, on_busy="steer"))
+    talk.tell(AccountLimited(talk.at, 900.0))
+    talk.is_log_slow = False
+    assert sent(talk.commit()) == []

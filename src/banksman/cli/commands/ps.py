@@ -71,7 +71,6 @@ def parser() -> ServerParser:
         "[--all]",
         _DESCRIPTION,
         "banksman ps --json",
-        only_reads=True,
     )
     flags.add_argument(
         "-a",

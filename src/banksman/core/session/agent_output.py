@@ -306,7 +306,13 @@ def _open_own(work: Transition, origin: str | None, refs: tuple[str, ...] = ()) 
     count = work.state.own_count + 1
     seq = work.state.head + len(work.entries) + 1
     turn = turns.own(
-        f"own-{count}", origin or "agent", ask_queue.OWN_PRIORITY, seq=seq, heard=refs, at=work.at
+        f"own-{count}",
+        origin or "agent",
+        ask_queue.OWN_PRIORITY,
+        seq=seq,
+        heard=refs,
+        at=work.at,
+        limited_until=work.state.limited_until,
     )
     work.set(own=turn, own_count=count)
     if work.state.turn is None or not work.state.turn.is_open:

@@ -64,8 +64,17 @@ def ask(work: Transition, ask: Ask) -> None:
             work.set(collecting=(*work.state.collecting, ask.id))
             work.start_timer(state.config.collect_seconds, Timer.COLLECT, ask.id)
     work.after_commit(Accept(ask.id))
-    if ask.on_busy == "interrupt" and not budget_gate.is_held(work.state, ask.caller, work.at):
+    if ask.on_busy == "interrupt" and not _is_held(work, ask, ask.caller):
         _interrupt_for(work, ask.priority)
+
+
+def _is_held(work: Transition, ask: Ask, caller: str | None) -> bool:
+    """Whether an ask must wait now, for a budget of this caller or for a limit of the account.
+
+    Such an ask is not steered into the running turn, and does not interrupt it.
+    """
+    is_over_budget = budget_gate.is_held(work.state, caller, work.at)
+    return is_over_budget or limit_wait.wait_of(work.state, queued(ask)) is not None
 
 
 def _leader(state: Session, queue: Queue, ask: Ask) -> Turn | None:
@@ -163,8 +172,8 @@ def _steer(work: Transition, ask: Ask) -> bool:
         return False
     if not _may_share(state, turn, ask):
         return False
-    if budget_gate.is_held(state, ask.caller, work.at):
-        return False  # It waits, as every ask does while the budget is used up.
+    if _is_held(work, ask, ask.caller):
+        return False  # It waits, as every ask does then.
     _log_queued(work, ask)
     work.log(ask.id, kinds.TURN_STARTED, into=turn.id, attempt=1)
     work.set_turn(replace(turn, steered=(*turn.steered, ask), unsent=(*turn.unsent, ask.id)))
@@ -186,9 +195,9 @@ def send_steered(work: Transition, key: str, id: str) -> None:
         or not _takes_prompts(work.state, turn)
     ):
         return
-    if budget_gate.is_held(work.state, caller_of(turn), work.at):
-        return
     ask = next(ask for ask in turn.steered if ask.id == id)
+    if _is_held(work, ask, caller_of(turn)):
+        return
     work.set_turn(replace(turn, unsent=tuple(other for other in turn.unsent if other != id)))
     work.speak(
         turn.id, lambda protocol: protocol.prompt(ask.ref, ask.prompt), PromptRefused(ask.ref)
@@ -245,7 +254,8 @@ def expire(work: Transition, id: str) -> None:
     A turn of several asks is stopped only once none of them is wanted, as in `withdraw`. The error
     of an ask that waited for a limit of the account says so.
     """
-    wait = work.state.limit_wait
+    waiting = ask_queue.find(work.state.queue, id)
+    wait = None if waiting is None else limit_wait.wait_of(work.state, waiting)
     error = None if wait is None else limit_wait.error_of(wait)
     if _withdraw_queued(work, id, clock=watchdogs.DEADLINE, error=error):
         return

@@ -221,12 +221,14 @@ class WaitUntil(Struct, frozen=True):
     """Start a timer that is due at a wall clock time plus the jitter of the account.
 
     `TimerFired` reports it, and never before that time, even if the machine is suspended or its
-    clock is set. `agent`: whose account; empty: the session has only one.
+    clock is set. `agent`: whose account; empty: the session has only one. `seconds_min`: how long
+    to wait if that time has passed already.
     """
 
     wall: float
     subject: Subject
     agent: str = ""
+    seconds_min: float = 0.0
 
 
 class ReportLimit(Struct, frozen=True):
@@ -243,13 +245,14 @@ class ReportLimit(Struct, frozen=True):
 class CallOnLimit(Struct, frozen=True):
     """Let the caller decide whether the waiting asks wait for the end of a limit, or fail.
 
-    `LimitDecided` with the same `key` reports the decision.
+    `LimitDecided` with the same `key` reports the decision. `agent`: the agent that is limited.
     """
 
     key: str
     error: AgentError
     windows: Windows
     waiting: tuple[str, ...]
+    agent: str
 
 
 class ClaimBudget(Struct, frozen=True):

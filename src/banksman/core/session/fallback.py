@@ -8,7 +8,8 @@ Each agent keeps its own conversation, cost, settings and limits (`AgentState`).
 that serves now are members of `Session`; those of the others are in `Session.agents`.
 
 A turn whose prompt was sent stays with its agent (`Turn.agent`), because its tools may have run.
-An ask goes only to an agent that supports its schema and its content.
+An ask goes only to an agent that supports its schema and its content. While only limited agents
+can serve it, it waits, and the other asks are served (`awaited_limit`).
 
 - Limited: the end of the agent's limit (`limited_until`, wall clock) has not passed. This module
   knows no clock. It has the driver wait (`WaitUntil`), and the agent counts as limited until then.
@@ -23,6 +24,7 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import Hold, Queue
 from banksman.core.session.effects import HoldConversation, WaitUntil
 from banksman.core.session.facts import Timer
 from banksman.core.session.session_config import Config
@@ -44,6 +46,9 @@ OF_PROCESS = (
     "leaves_tools",
     "serves_terminals",
 )
+
+# Delay before an ask is sent again to an agent that named the passed end of a limit.
+RESEND_SECONDS = 5.0
 
 
 # -- agents of a session -------------------------------------------------------------------------
@@ -127,13 +132,33 @@ def must_leave(state: Session, turn: Turn) -> bool:
     return choose(state, turn) != agent and is_limited(state, agent)
 
 
-def must_wait(state: Session) -> bool:
-    """Whether an ask that only the current agent can serve waits for the end of its limit.
+def awaited_limit(state: Session, turn: Turn) -> float | None:
+    """Return the end of the limit that a turn waits for while other turns are served.
 
-    If no agent can serve, the whole queue waits: see limit_wait.py.
+    Only a limited agent can serve such a turn, and another agent is free. None: the turn does not
+    wait so. If no agent is free, the whole queue waits: see limit_wait.py.
     """
-    is_decided = state.config.on_limit == "fail" or state.limited_until == state.limit_failed
-    return not is_decided and is_limited(state, current(state)) and has_other(state)
+    roster = state.config.roster
+    if len(roster) < 2 or state.config.on_limit == "fail" or is_lost(state, turn):
+        return None
+    agent = choose(state, turn)
+    until = limited_until(state, agent)
+    is_decided = agent == current(state) and until == state.limit_failed
+    if is_decided or not is_limited(state, agent):
+        return None
+    others = (each.agent for each in roster if each.agent not in state.missing)
+    return until if any(not is_limited(state, other) for other in others) else None
+
+
+def servable(state: Session, queue: Queue) -> Queue:
+    """Return the queue without the turns that wait for the limit of one agent."""
+    if len(state.config.roster) < 2:
+        return queue
+    return tuple(
+        waiting
+        for waiting in queue
+        if isinstance(waiting, Hold) or awaited_limit(state, waiting) is None
+    )
 
 
 def owner(state: Session) -> str | None:
@@ -241,8 +266,18 @@ def watch_limits(work: Transition) -> None:
         known = waits.get(config.agent)
         if until is not None and (known is None or known.until != until):
             waits[config.agent] = wait = AgentLimit(config.agent, until)
-            work.do(WaitUntil(until, (Timer.FALLBACK, wait.key), config.agent))
+            subject = (Timer.FALLBACK, wait.key)
+            work.do(WaitUntil(until, subject, config.agent, resend_seconds(state, until)))
     work.set(agent_limits=tuple(waits.values()))
+
+
+def resend_seconds(state: Session, until: float) -> float:
+    """Return how long a wait for a limit lasts if its end has passed.
+
+    A provider that names a passed time must not get the ask again at once. A limit that is known
+    from the log or from another session needs no such delay.
+    """
+    return RESEND_SECONDS if until == state.limit_met else 0.0
 
 
 def on_reset(work: Transition, key: str) -> None:

@@ -80,7 +80,7 @@ def _make_room(work: Transition) -> None:
         return
     for turn in (state.own, state.turn):
         if turn is not None and state.queue:
-            queue = budget_gate.servable(state, state.queue, work.at)
+            queue = idle_process.servable(state, state.queue, work.at)
             ready = ask_queue.ready(queue, hold=state.hold, collecting=state.collecting)
             if any(ask_queue.displaces(waiting, turn) for waiting in ready):
                 turn_end.stop(work, turn, Cause.PREEMPT)
@@ -95,7 +95,8 @@ def _write_prompt(work: Transition) -> None:
     turn = state.turn
     if turn is None or turn.phase is not TurnPhase.STARTING or not turn.may_write:
         return
-    if work.is_open and (state.limit_wait is not None or fallback.must_leave(state, turn)):
+    is_limited = limit_wait.wait_of(state, turn) is not None
+    if work.is_open and (is_limited or fallback.must_leave(state, turn)):
         # The limit became known after the grant.
         turn_end.put_back(work, turn.requeued())
         return
@@ -107,7 +108,7 @@ def _write_prompt(work: Transition) -> None:
         # was sent, so the turn can wait again.
         turn_end.put_back(work, turn.requeued())
         return
-    turn = replace(turn.moved(Move.WRITE), began_at=work.at)
+    turn = replace(turn.moved(Move.WRITE), began_at=work.at, limited_until=state.limited_until)
     work.set(turn=turn, clocks=watchdogs.wound(state.config.clocks, work.at))
     agent_conversation.learn_before_prompt(work)
     unsaid = TurnOver(refs=(turn.ref,), is_error=True)
@@ -145,11 +146,11 @@ def _give_up_start(work: Transition) -> None:
 def choose(work: Transition, queue: Queue) -> Waiting | None:
     """Return the entry of this queue to serve next, with the session's hold and settings.
 
-    A turn that a budget holds back is not served.
+    A turn that a budget or the limit of its agent holds back is not served.
     """
     state = work.state
     seconds = state.config.ageing_seconds
-    queue = budget_gate.servable(state, queue, work.at)
+    queue = idle_process.servable(state, queue, work.at)
     return ask_queue.choose(
         queue, work.at, hold=state.hold, ageing_seconds=seconds, collecting=state.collecting
     )
@@ -190,7 +191,7 @@ def _grant_turn(work: Transition, chosen: Turn) -> None:
         limit_wait.look(work)
         state = work.state
         is_other = False
-    if not is_other and (state.limit_wait is not None or fallback.must_wait(state)):
+    if not is_other and state.limit_wait is not None:
         return
     if state.process.phase is ProcessPhase.NONE:
         if not state.is_backing_off:

@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
-from banksman.core.session import asks, budget_gate
+from banksman.core.session import asks, budget_gate, fallback
 from banksman.core.session import event as kinds
+from banksman.core.session.ask_queue import Queue
 from banksman.core.session.effects import AskToSave, ReportIdle
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import Kind
@@ -61,8 +62,13 @@ def has_work(state: Session, at: float) -> bool:
         state.turn is not None
         or state.own is not None
         or state.hold is not None
-        or (state.limit_wait is None and bool(budget_gate.servable(state, state.queue, at)))
+        or (state.limit_wait is None and bool(servable(state, state.queue, at)))
     )
+
+
+def servable(state: Session, queue: Queue, at: float) -> Queue:
+    """Return the queue without the turns that wait for a budget, or for the limit of one agent."""
+    return fallback.servable(state, budget_gate.servable(state, queue, at))
 
 
 def _is_idle(state: Session, at: float) -> bool:

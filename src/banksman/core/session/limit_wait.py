@@ -8,7 +8,8 @@
 - `retry_of` decides whether a turn that failed by a limit is asked again. It is not if a tool ran,
   if a background task runs, or if the end of the limit is unknown.
 - `on_account` takes over a limit that another session of the same account met.
-- A session with fall-backs waits only while none of its agents can serve: see fallback.py.
+- A session with fall-backs waits only while none of its agents can serve. An ask that only one of
+  them supports may wait alone: see `wait_of` and fallback.py. No function decides about that ask.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from banksman.core.session import fallback, provider_limits
 from banksman.core.session.effects import CallOnLimit, ReportLimit, StartTimer, WaitUntil
 from banksman.core.session.facts import Timer
 from banksman.core.session.outcome import Kind, Outcome
-from banksman.core.session.state import LimitWait, Mode
+from banksman.core.session.state import AgentLimit, LimitWait, Mode, Session
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn
 from banksman.errors import AgentError, ErrorKind
@@ -57,6 +58,8 @@ def _forget(work: Transition) -> None:
         work.set(limit_passed=None)
     if (is_over or state.config.on_limit != "call") and state.limit_failed is not None:
         work.set(limit_failed=None)
+    if state.limited_until is None and state.limit_met is not None:
+        work.set(limit_met=None)
 
 
 def _begin(work: Transition, wait: LimitWait) -> None:
@@ -64,14 +67,22 @@ def _begin(work: Transition, wait: LimitWait) -> None:
     work.set(limit_wait=wait)
     subject = (Timer.LIMIT, wait.key)
     if wait.until is not None:
-        work.do(WaitUntil(wait.until, subject, work.state.config.agent))
+        seconds_min = fallback.resend_seconds(work.state, wait.until)
+        work.do(WaitUntil(wait.until, subject, work.state.config.agent, seconds_min))
     else:
         assert wait.retry_after is not None
         work.do(StartTimer(work.at + wait.retry_after, subject))
-    if work.state.config.on_limit == "call":
-        turns = (turn for turn in work.state.queue if isinstance(turn, Turn))
+    call(work)
+
+
+def call(work: Transition) -> None:
+    """Let the caller's function decide about the wait, if there are both."""
+    state, wait = work.state, work.state.limit_wait
+    if wait is not None and work.is_open and state.config.on_limit == "call":
+        turns = (turn for turn in state.queue if isinstance(turn, Turn))
         waiting = tuple(ask.id for turn in turns for ask in turn.asks)
-        work.do(CallOnLimit(wait.key, error_of(wait), work.state.limits, waiting))
+        agent = fallback.current(state)
+        work.do(CallOnLimit(wait.key, error_of(wait), state.limits, waiting, agent))
 
 
 def _end(work: Transition) -> None:
@@ -112,6 +123,12 @@ def error_of(wait: LimitWait) -> AgentError:
     )
 
 
+def wait_of(state: Session, turn: Turn) -> LimitWait | None:
+    """Return the wait that keeps a turn from being sent, of the whole queue or of this turn."""
+    until = fallback.awaited_limit(state, turn)
+    return state.limit_wait if until is None else LimitWait(repr(until), until)
+
+
 # -- limits that the agent or another session reports --------------------------------------------
 def on_account(work: Transition, until: float | None, agent: str) -> None:
     """Record the limit that another session of the account has met, or that it has ended.
@@ -132,21 +149,23 @@ def on_account(work: Transition, until: float | None, agent: str) -> None:
     provider_limits.log_limits(work, known.limits, until, by="account", agent=other)
 
 
-def on_outcome(work: Transition, outcome: Outcome) -> None:
+def on_outcome(work: Transition, turn: Turn, outcome: Outcome) -> None:
     """Report a limit that a turn has met, or that the account answers again.
 
-    A turn that is done while the queue waits began before the limit was known. So its answer does
-    not prove to other sessions that the limit has ended.
+    The answer of a turn that began before the limit was known does not prove to other sessions that
+    the limit has ended.
     """
     told = outcome.error.limited_until if isinstance(outcome.error, AgentError) else None
     if told is not None:
-        # The provider may name a time that has passed. That is a new wait, which ends immediately.
-        work.set(limit_passed=None)
+        # The provider may name a time that has passed. That is a new wait, for this agent too.
+        passed = AgentLimit(fallback.current(work.state), told, is_over=True)
+        waits = tuple(wait for wait in work.state.agent_limits if wait != passed)
+        work.set(limit_passed=None, agent_limits=waits, limit_met=told)
         work.do(ReportLimit(told, work.state.config.agent))
     elif (
         outcome.kind is Kind.DONE
         and work.state.limited_until is not None
-        and work.state.limit_wait is None
+        and work.state.limited_until == turn.limited_until
     ):
         work.do(ReportLimit(None, work.state.config.agent))
 

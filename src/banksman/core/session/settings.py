@@ -14,7 +14,7 @@ from collections.abc import Collection
 from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.dialects.meaning import Replied
 from banksman.core.session import event as kinds
-from banksman.core.session import fallback, idle_process
+from banksman.core.session import fallback, idle_process, limit_wait
 from banksman.core.session.effects import SettingTaken
 from banksman.core.session.facts import Reconfigured, SettingAsked, Timer
 from banksman.core.session.state import (
@@ -81,7 +81,10 @@ def reconfigure(work: Transition, fact: Reconfigured) -> None:
     if fact.opened is not None:
         # A host that takes the session over opens it with the last logged spec.
         work.log(None, kinds.SESSION_OPENED, **fact.opened)
+    had_function = work.state.config.on_limit == "call"
     fallback.reconfigure(work, fact.config)
+    if not had_function:
+        limit_wait.call(work)  # The queue may wait already.
     if fact.replaces:
         work.set_process(stale=Replacement.NOW)
         # The crashes were those of another configuration.

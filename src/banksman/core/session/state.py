@@ -339,10 +339,12 @@ class Session(Struct, frozen=True, kw_only=True):
     store_retries: int = 0
     unwritten: tuple[Entry, ...] = ()
     # The queue waits for the end of a limit. And the last limits (wall clock) that need no wait:
-    # the end has passed, or the caller decided to fail.
+    # the end has passed, or the caller decided to fail. `limit_met`: the last one that failed a
+    # turn here.
     limit_wait: LimitWait | None = None
     limit_passed: float | None = None
     limit_failed: float | None = None
+    limit_met: float | None = None
     # The usage of the session over its whole life: the sum of what the log adds. See
     # budget_gate.py for the following ones.
     used: Usage = NO_USAGE

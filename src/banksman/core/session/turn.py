@@ -186,6 +186,9 @@ class Turn(Struct, frozen=True, kw_only=True):
     # The agent that got an earlier attempt of the prompt, if the session has several: its tools may
     # have run, so no other agent gets the prompt.
     agent: str | None = None
+    # The known limit of the agent's account (its end) when the turn began. An answer proves only
+    # that this limit is over, not one that became known since. Not in the log.
+    limited_until: float | None = None
 
     @property
     def key(self) -> str:
@@ -271,7 +274,14 @@ def queued(ask: Ask) -> Turn:
 
 
 def own(
-    id: str, origin: str, priority: int, *, seq: int, heard: tuple[str, ...], at: float
+    id: str,
+    origin: str,
+    priority: int,
+    *,
+    seq: int,
+    heard: tuple[str, ...],
+    at: float,
+    limited_until: float | None = None,
 ) -> Turn:
     """Return an agent-initiated turn. It runs from the moment that the session learns of it."""
     return Turn(
@@ -285,4 +295,5 @@ def own(
         is_opened=True,
         heard=heard,
         can_interrupt=True,
+        limited_until=limited_until,
     )

@@ -221,7 +221,7 @@ def end(
         used=used,
         used_tools=turn.used_tools,
     )
-    limit_wait.on_outcome(work, outcome)
+    limit_wait.on_outcome(work, turn, outcome)
     if turn.is_own:
         work.set(own=None)
         if work.state.turn is None or not work.state.turn.is_open:
@@ -290,7 +290,9 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
             phase=TurnPhase.RUNNING,
             steered=tuple(others),
         )
-        following = replace(following, granted_at=work.at, began_at=work.at)
+        following = replace(
+            following, granted_at=work.at, began_at=work.at, limited_until=turn.limited_until
+        )
         if state.mode in (Mode.CLOSING, Mode.PARTING):
             following = replace(following.moved(Move.STOP), cause=Cause.CLOSE)
         # The agent already has the prompt and names its work. No other prompt could begin before it
@@ -342,7 +344,7 @@ def end_steered(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         background=work.state.process.tasks,
         used_tools=turn.used_tools,
     )
-    limit_wait.on_outcome(work, outcome)
+    limit_wait.on_outcome(work, turn, outcome)
     turn = replace(turn, meter=turn.meter.bounded(boundary))
     for ask in named:
         _end_ask(work, ask, outcome, By.BOUNDARY)
