@@ -65,6 +65,7 @@ def test_flags_open_session_with_budget(served: Served) -> None:
     assert [use["unit"] for use in json.loads(shown)["budget"]] == ["tokens", "turns"]
     assert "--budget cannot be" in cli(served, "open", "claude", "--budget", "tokens", *agent)
     assert "euro" in cli(served, "open", "claude", "--budget", "euro=5", *agent)
+    assert "cannot be nan" in cli(served, "open", "claude", "--budget", "tokens=nan", *agent)
 
 
 def test_settings_have_budgets_of_host_and_callers() -> None:

@@ -121,17 +121,13 @@ def _budget_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _caps(text: str) -> dict[str, float]:
-    """Parse the caps of --budget. The server checks the units."""
-    caps: dict[str, float] = {}
-    for word in text.split(","):
-        unit, _, number = word.strip().partition("=")
-        try:
-            caps[unit] = float(number)
-        except ValueError as exc:
-            hint = "use UNIT=NUMBER,… such as tokens=100000,turns=50"
-            raise UsageError(f"--budget cannot be {text!r:.60}", hint=hint) from exc
-    return caps
+def _caps(text: str) -> Mapping[str, float]:
+    # Imported here, because most calls have no budget.
+    from banksman.sessions.arguments import parse_budget  # noqa: PLC0415
+
+    budget = parse_budget(text, "--budget")
+    assert budget is not None
+    return budget.caps
 
 
 def add_caller(parser: Parser) -> None:

@@ -13,7 +13,10 @@ from banksman.core.dialects.meaning import (
     BackgroundTask,
     LimitsReported,
     LimitWindow,
+    Meaning,
     ProviderFailure,
+    Requested,
+    RequestPurpose,
     TasksChanged,
     ToolBegan,
     ToolEnded,
@@ -101,9 +104,17 @@ def test_limited_ask_fails_by_default() -> None:
     assert sent(talk.ask(B)) == [b"P b0000\n"]
 
 
-def test_limited_ask_whose_tool_ran_fails_and_the_queue_waits() -> None:
+@pytest.mark.parametrize(
+    "signs",
+    [
+        (ToolBegan(("t",)), ToolEnded(("t",))),
+        (ToolEnded(("t",)),),
+        (Requested("r", RequestPurpose.PERMISSION, "can_use_tool", "Bash"),),
+    ],
+)
+def test_limited_ask_whose_tool_ran_fails_and_the_queue_waits(signs: tuple[Meaning, ...]) -> None:
     talk = running()
-    talk.mean(ToolBegan(("t",)), ToolEnded(("t",)))
+    talk.mean(*signs)
     talk.ask(B)
     assert sent(end(talk)) == []
     assert (talk.kinds, error_of(talk, "a").limited_until) == ({"a": Kind.FAILED}, 900.0)

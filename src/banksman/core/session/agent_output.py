@@ -414,7 +414,9 @@ def _use_tools(work: Transition, began: tuple[str, ...] = (), ended: tuple[str, 
     if turn is not None:
         still = tuple(call for call in turn.tools if call not in ended)
         tools = (*still, *(call for call in began if call not in still))[:TASKS_MAX]
-        work.set_turn(replace(turn, tools=tools, used_tools=turn.used_tools or bool(began)))
+        # The frame in which a tool began may have been too large to be read.
+        used_tools = turn.used_tools or bool(began or ended)
+        work.set_turn(replace(turn, tools=tools, used_tools=used_tools))
         # Otherwise the clocks that pause for a tool are already paused.
         if bool(tools) != bool(turn.tools):
             work.attend_clocks()

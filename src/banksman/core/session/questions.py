@@ -48,6 +48,9 @@ from banksman.core.session.turn import Turn, TurnPhase
 
 # Limit on questions that wait for an answer.
 QUESTIONS_MAX = 64
+# Requests that an agent sends only for a tool. So a turn with one of them has used a tool, even if
+# no other frame shows it.
+_FOR_TOOLS = (RequestPurpose.PERMISSION, RequestPurpose.RULING, RequestPurpose.WORKSPACE)
 # Limit on concurrent callbacks.
 CALLBACKS_MAX = 64
 
@@ -59,6 +62,9 @@ def on_request(work: Transition, asked: Requested) -> None:
         # The agent replays a request of an earlier process, which must not be answered again.
         work.speak(None, lambda protocol: protocol.cancel(asked))
         return
+    turn = work.state.speaking
+    if turn is not None and asked.wants in _FOR_TOOLS:
+        work.set_turn(replace(turn, used_tools=True))
     match asked.wants:
         case RequestPurpose.PERMISSION | RequestPurpose.ELICITATION:
             _ask(work, asked)
