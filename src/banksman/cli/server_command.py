@@ -121,13 +121,13 @@ def _budget_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _caps(text: str) -> Mapping[str, float]:
+def _caps(text: str) -> dict[str, float]:
     # Imported here, because most calls have no budget.
     from banksman.sessions.arguments import parse_budget  # noqa: PLC0415
 
     budget = parse_budget(text, "--budget")
     assert budget is not None
-    return budget.caps
+    return {**budget.caps}
 
 
 def add_caller(parser: Parser) -> None:
