@@ -796,14 +796,13 @@ async def test_cancelled_hand_over_leaves_the_keeper_alone(marker: str) -> None:
         await command.stop()
 
 
-@pytest.mark.parametrize("what", ["write", "stop", "exit", "twice", "sweep"])
+@pytest.mark.parametrize("what", ["write", "stop", "exit", "twice"])
 async def test_hand_over_is_refused_in_the_middle_of_something(what: str, marker: str) -> None:
     reasons = {
         "write": "a write to its stdin is not finished",
         "stop": "it has exited or is being stopped",
         "exit": "it has exited or is being stopped",
         "twice": "it is being handed over",
-        "sweep": "a sweep of its processes is under way",
     }
     code = ECHO.replace("while", "if not fork():\n    os.setsid()\n    be_deaf()\n    stay()\nwhile")
     async with Host() as host:
@@ -819,10 +818,8 @@ async def test_hand_over_is_refused_in_the_middle_of_something(what: str, marker
             os.kill(command.pid, signal.SIGKILL)
             await wait_gone(command.pid)
             await asyncio.sleep(0.2)
-        elif what == "twice":
-            handed = command.hand_over_nowait(LONG_SECONDS, SECRET)
         else:
-            command.sweep_nowait(asyncio.get_running_loop().time(), ends=False)
+            handed = command.hand_over_nowait(LONG_SECONDS, SECRET)
         with pytest.raises(Refused, match=reasons[what]):
             await hand(command)
         if handed is not None:
