@@ -33,9 +33,11 @@ from tests.process.helpers import (
     wait_said,
     wait_until,
 )
+from tests.process.test_kill_matrix import wait_until as wait_in_loop
 
 from banksman import Command, Ended, Host
 from banksman.commands.options import Options
+from banksman.commands.running_command import State
 from banksman.core.process_facts import ProcessFact, SweepEnded
 from banksman.errors import BanksmanError, MachineError, NotFound, Refused, UsageError
 from banksman.folders import held_folder
@@ -85,6 +87,7 @@ stay()
 """
 # The old host: it starts the child, hands it over after `WORDS[1]` bytes, and exits.
 OLD_HOST = """
+
 import banksman
 from banksman.process.zygote_client import spawner
 
@@ -198,14 +201,16 @@ if not fork():
     os.close(1)
     os.close(2)
     stay()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 say("ready")
-time.sleep(0.3)
+signal.sigwait({signal.SIGUSR1})
 say("x" * 30_000)
 say("last words", to=2)
 os._exit(5)
 """
     async with Host() as host:
         name, pid = await held(host, child(code, marker))
+        os.kill(pid, signal.SIGUSR1)
         # Nothing of the tree is left, and its output is still there.
         await asyncio.to_thread(wait_none, marker)
         await wait_gone(pid)
@@ -796,32 +801,36 @@ async def test_cancelled_hand_over_leaves_the_keeper_alone(marker: str) -> None:
         await command.stop()
 
 
-@pytest.mark.parametrize("what", ["write", "stop", "exit", "twice"])
+@pytest.mark.parametrize("what", ["write", "stop", "exit", "twice", "sweep"])
 async def test_hand_over_is_refused_in_the_middle_of_something(what: str, marker: str) -> None:
     reasons = {
         "write": "a write to its stdin is not finished",
         "stop": "it has exited or is being stopped",
         "exit": "it has exited or is being stopped",
         "twice": "it is being handed over",
+        "sweep": "a sweep of its processes is under way",
     }
     code = ECHO.replace("while", "if not fork():\n    os.setsid()\n    be_deaf()\n    stay()\nwhile")
     async with Host() as host:
         command = await start(host, child(code, marker), stdin="pipe", grace=0.2, linger=5)
         await wait_said(command, "ready")
+        assert command.pid is not None
         handed: asyncio.Future[str] | None = None
         if what == "write":
             command.put_nowait(b"x" * (1 << 20))
         elif what == "stop":
             command.stop_nowait()
         elif what == "exit":
-            assert command.pid is not None
             os.kill(command.pid, signal.SIGKILL)
-            await wait_gone(command.pid)
-            await asyncio.sleep(0.2)
-        else:
+            await wait_in_loop(lambda: command.state is not State.RUNNING, "the host does not know of the exit")
+        elif what == "twice":
             handed = command.hand_over_nowait(LONG_SECONDS, SECRET)
-        with pytest.raises(Refused, match=reasons[what]):
-            await hand(command)
+        # The sweep cannot end before the request.
+        with frozen_guards(command.pid) if what == "sweep" else contextlib.nullcontext():
+            if what == "sweep":
+                command.sweep_nowait(asyncio.get_running_loop().time(), ends=False)
+            with pytest.raises(Refused, match=reasons[what]):
+                await hand(command)
         if handed is not None:
             command = adopt(await take(await handed), grace=0.2)
         await command.stop(at_once=True)
