@@ -29,7 +29,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run tour test test-busy chromium shells typescript screenshots docs docs-cli blocking check check-deep guard bench bench-plots soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench venv-docs
+.PHONY: help run tour test test-busy chromium shells uml promtool caddy typescript screenshots docs docs-cli blocking check check-deep guard bench bench-plots soak prove explore chaos test-agents conformance test-pythons lock clean venv venv-run venv-bench venv-docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,22 +54,34 @@ test-busy: venv chromium shells ## Run `make test` once, beside six busy loops
 chromium:
 	@$(PYTHON) tools/chromium.py > /dev/null
 shells:
-	@$(PYTHON) tools/debian.py zsh fish
+	@$(PYTHON) tools/debian.py zsh fish bwrap ssh sshd
+# A Linux kernel as an ordinary program, for limits that the kernel of this machine may not offer
+# (cgroup v2 with its controllers).
+uml:
+	@$(PYTHON) tools/debian.py linux.uml
+# Checks the metrics, and the alert rules of deploy/. It is part of a large package.
+promtool:
+	@$(PYTHON) tools/debian.py promtool
+# For the test of the guide to single sign-on.
+caddy:
+	@$(PYTHON) tools/debian.py caddy
 # For the test of the TypeScript client that is generated from the OpenAPI document. Needs the npm
 # registry once.
 typescript: venv
 	@$(BIN)/python tools/typescript.py > /dev/null
 
-# The tests of the tutorial make its pictures, so that the pictures always show the current page.
-screenshots: venv chromium ## Make docs/images/*.png again, by the browser test of the tutorial
-	BANKSMAN_SCREENSHOTS=docs/images $(BIN)/python -m pytest -n 0 -q -m thorough $(ARGS) tests/server/web/browser/test_tutorial_pictures.py
+# The tests of the tutorial and of a restart make the pictures, so that these always show the current
+# page.
+screenshots: venv chromium ## Make docs/images/*.png again, by the browser tests that take them
+	BANKSMAN_SCREENSHOTS=docs/images $(BIN)/python -m pytest -n 0 -q -m thorough $(ARGS) tests/server/web/browser/test_tutorial_pictures.py tests/server/web/browser/test_restart.py
 
 # Needs no network: the theme loads no font. The strict mode makes a broken link or anchor an error.
 docs: venv-docs ## Build the documentation site in build/site
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --site-dir build/site
 
-docs-cli: venv ## Generate docs/cli.md from the --help texts
+docs-cli: venv ## Generate docs/cli.md from the --help texts, and the table of roles in docs/security.md
 	$(BIN)/python tools/cli_page.py
+	$(BIN)/python tools/role_table.py
 
 blocking: venv ## Generate the classes of banksman.threads from the async ones
 	$(BIN)/python tools/blocking_api.py
@@ -101,8 +113,11 @@ soak: venv-bench ## Check that no resource of a loaded server grows with its his
 #  - the slower worlds of the core, and more schedules of the driver
 #  - kills, cuts and failures that resemble a neighbouring case
 #  - tests with the mark `thorough`
-prove: venv chromium shells typescript ## Test every order of facts, kill of the store, cut of a stream and failing call
-	BANKSMAN_EXPLORE=160 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+# Most of them wait for a deadline, a lease or a restart, and none may fail on a busy machine. So
+# there are two workers per core.
+PROVE_WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+prove: venv chromium shells typescript uml promtool caddy ## Test every order of facts, kill of the store, cut of a stream and failing call
+	BANKSMAN_EXPLORE=160 $(BIN)/python -m pytest -n $(PROVE_WORKERS) --dist worksteal \
 		-o faulthandler_timeout=900 -m "thorough or explored" $(ARGS)
 
 # The same tests as in `make test`, with more schedules each and larger worlds. Takes minutes to

@@ -11,7 +11,7 @@ The prompt selects the turn:
 - Any other prompt: the result.
 
 The agent appends times to FILE: `prompt` and `interrupt` when it has read one, `boundary` when it
-has written one.
+has written one. It ends without a traceback when its reader has closed the pipe.
 """
 
 import os
@@ -111,4 +111,8 @@ def main() -> None:
                 current = b""
 
 
-main()
+# Not `contextlib.suppress`, whose import takes longer than the rest of the start.
+try:
+    main()
+except BrokenPipeError:
+    pass

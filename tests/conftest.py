@@ -28,7 +28,7 @@ from banksman.process.zygote_client import spawner
 # the first import decides whether the assertions are rewritten.
 pytest.register_assert_rewrite(
     *("tests.store", "tests.simulation", "tests.core", "tests.sessions", "tests.server"),
-    *("tests.cluster.fleet", "tests.cli.tui", "tests.tutorial"),
+    *("tests.cluster.fleet", "tests.cli.tui", "tests.tutorial", "tests.docs.blocks", "tests.docs.handlers"),
 )
 
 # Hypothesis fails an example that exceeds its deadline. On a busy machine any example can exceed it.

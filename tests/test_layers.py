@@ -8,7 +8,8 @@ function, because it may not import `importlib`.
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,17 @@ IMPURE_BUILTINS = {"__import__", "breakpoint", "eval", "exec", "input", "open", 
 # `banksman.__init__` stands for the public names of the package.
 EVERYTHING = ("banksman",)
 _CORE = ("banksman.errors", "banksman.core")
+# Inside the core, each package may import those before it, so no call comes back to the package that made it.
+_WIRE = ("banksman.errors", "banksman.core.wire")
+_JSON_SCHEMA = (*_WIRE, "banksman.core.json_schema")
+_DIALECTS = (*_JSON_SCHEMA, "banksman.core.dialects")
+_SESSION = (*_DIALECTS, "banksman.core.process_facts", "banksman.core.session")
 # Common modules for all parts above the core: tasks and their owners, the dispatcher, the user's folders.
-_TOOLS = ("banksman.tasks", "banksman.dispatcher", "banksman.folders")
+_TOOLS = ("banksman.tasks", "banksman.dispatcher", "banksman.folders", "banksman.histogram")
 _PROCESS = (*_CORE, *_TOOLS, "banksman.sockets", "banksman.process")
 _COMMANDS = (*_PROCESS, "banksman.commands")
-# The protocol of a log, which a caller above passes in, but no engine.
-_SESSIONS = (*_COMMANDS, "banksman.sessions", "banksman.store.log")
+# The protocol of a log, which a caller above passes in, and its values, but no engine.
+_SESSIONS = (*_COMMANDS, "banksman.sessions", "banksman.store.log", "banksman.store.log_values")
 _RUNTIME = (*_SESSIONS, "banksman.runtime")
 _SERVER = (
     *(*_RUNTIME, "banksman.sockets", "banksman.config", "banksman.server", "banksman.__init__"),
@@ -58,11 +64,17 @@ BANKSMAN = {
     "errors": (),
     "dispatcher": (),
     "folders": ("banksman.errors",),
+    "histogram": (),
     "sockets": ("banksman.errors",),
     "tasks": (),
     "config": ("banksman.errors", "banksman.folders", "banksman.config"),
-    "core": _CORE,
-    "store": (*_CORE, "banksman.tasks", "banksman.store"),
+    "core": ("banksman.errors", "banksman.core.process_facts", "banksman.core.stop_ladder"),
+    "core/wire": _WIRE,
+    "core/json_schema": _JSON_SCHEMA,
+    "core/dialects": _DIALECTS,
+    "core/session": _SESSION,
+    "core/redaction": (*_WIRE, "banksman.core.session", "banksman.core.redaction"),
+    "store": (*_CORE, "banksman.tasks", "banksman.histogram", "banksman.store"),
     "process": _PROCESS,
     # A command line without an event loop: it needs the keeper, and nothing above the process layer.
     "guard": ("banksman.errors", "banksman.process", "banksman.guard"),
@@ -73,8 +85,8 @@ BANKSMAN = {
     "claude_sdk": (*_RUNTIME, "banksman.claude_sdk"),
     # A store that many hosts share is an engine like the others. The host as a cluster member is above sessions. The
     # code that forwards requests is a part of the server.
-    "cluster": (*_CORE, "banksman.tasks", "banksman.store", "banksman.cluster"),
-    "cluster/log": (*_CORE, "banksman.tasks", "banksman.store", "banksman.cluster"),
+    "cluster": (*_CORE, "banksman.tasks", "banksman.histogram", "banksman.store", "banksman.cluster"),
+    "cluster/log": (*_CORE, "banksman.tasks", "banksman.histogram", "banksman.store", "banksman.cluster"),
     "cluster/host": (*_RUNTIME, "banksman.cluster.interfaces", "banksman.cluster.host"),
     "cluster/http": _SERVER,
     "server": _SERVER,
@@ -86,6 +98,8 @@ BANKSMAN = {
         "banksman.cluster.store_address",
         # One verb starts the server. The other verbs start an embedded one if no server runs.
         *("banksman.server.main", "banksman.server.embedded", "banksman.server.server_settings"),
+        # One verb works on the file of named tokens, which needs no server.
+        *("banksman.server.access.named_tokens", "banksman.server.access.roles"),
     ),
     # The drop-ins for asyncio and for the ACP package.
     "asyncio": (*_RUNTIME, "banksman.asyncio"),
@@ -116,10 +130,14 @@ THIRD_PARTY = {
     "sessions": {"msgspec"},
     "cluster": {"msgspec"},
     "cluster/http": {"msgspec", "starlette"},
-    "server": {"httptools", "msgspec", "prometheus_client", "starlette", "uvicorn"},
+    "server": {"httptools", "msgspec", "opentelemetry", "prometheus_client", "starlette", "uvicorn"},
 }
 # Packages that only one file may import, so that a replacement of the package changes only that file.
-ALONE = {"nats": "banksman/cluster/nats.py", "acp": "banksman/acp.py"}
+ALONE = {
+    "nats": "banksman/cluster/nats.py",
+    "acp": "banksman/acp.py",
+    "opentelemetry": "banksman/server/ops/telemetry.py",
+}
 
 
 def is_within(name: str, *places: str) -> bool:
@@ -183,6 +201,41 @@ def violations(path: str, source: str) -> list[str]:
     return [f"{path}:{line}: {why}" for line, why in sorted(found)]
 
 
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """Return the modules of an import circle, or an empty list. The keys are paths, as for `violations`."""
+    paths = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in sources}
+    graph: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        names = (name for _, name in imports(ast.parse(sources[path]), path.split("/")[:-1]))
+        # An imported name is a module, or a name in the module before its last dot.
+        found = {name if name in paths else name.rpartition(".")[0] for name in names}
+        graph[module] = (found & paths.keys()) - {module}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as exc:
+        return exc.args[1]
+    return []
+
+
+def test_no_module_is_in_an_import_circle() -> None:
+    files = sorted(SOURCE.glob("banksman/**/*.py"))
+    assert circle({file.relative_to(SOURCE).as_posix(): file.read_text() for file in files}) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    ["from banksman.core import a", "from banksman.core.a import A", "if TYPE_CHECKING:\n from .a import A"],
+)
+def test_circle_is_found_however_it_closes(back: str) -> None:
+    sources = {
+        "banksman/core/__init__.py": "",
+        "banksman/core/a.py": "from banksman.core import b",
+        "banksman/core/b.py": "import banksman.core.c",
+        "banksman/core/c.py": back,
+    }
+    assert set(circle(sources)) == {"banksman.core.a", "banksman.core.b", "banksman.core.c"}
+
+
 def test_layers_follow_the_one_way_rule() -> None:
     files = sorted(SOURCE.glob("banksman/**/*.py"))
     # An empty list would pass, so check that a known file is among the files.
@@ -205,7 +258,10 @@ def test_layers_follow_the_one_way_rule() -> None:
         ("core/a.py", "import pydantic", "core may not import pydantic"),
         ("core/a.py", "import banksman", "core may not import banksman.__init__"),
         ("core/a.py", "from ..process import launch", "core may not import banksman.process.launch"),
-        ("core/dialects/a.py", "from ...store.log import Log", "core may not import banksman.store.log.Log"),
+        ("core/dialects/a.py", "from ...store.log import Log", "core/dialects may not import banksman.store.log.Log"),
+        ("core/dialects/a.py", "from .. import session", "core/dialects may not import banksman.core.session"),
+        ("core/wire/a.py", "from .. import dialects", "core/wire may not import banksman.core.dialects"),
+        ("core/session/a.py", "import banksman.core.redaction", "core/session may not import banksman.core.redaction"),
         ("core/__init__.py", "from .. import execute", "core may not import banksman.__init__"),
         ("core/a.py", "text = open('/proc/self/stat').read()", "core may not use open()"),
         ("errors.py", "from banksman.core import stop_ladder", "errors may not import banksman.core.stop_ladder"),
@@ -235,7 +291,7 @@ def test_layers_report_a_forbidden_import(path: str, source: str, why: str) -> N
     ("path", "source"),
     [
         ("core/a.py", "import collections.abc, re, msgspec\nfrom collections import abc\nfrom ..errors import Refused"),
-        ("core/dialects/a.py", "from . import acp\nfrom .. import stop_ladder\nfrom ...errors import AgentError"),
+        ("core/dialects/a.py", "from . import acp\nfrom ..wire import framing\nfrom ...errors import AgentError"),
         ("store/a.py", "import sqlite3\nfrom banksman.core import stop_ladder\nfrom .log import Log"),
         ("cluster/nats.py", "import nats\nfrom nats.aio.client import Client"),
         (

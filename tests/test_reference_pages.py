@@ -9,8 +9,8 @@ from pathlib import Path
 from msgspec.structs import fields
 
 from banksman import Host
+from banksman.config.config_file import as_toml
 from banksman.config.keys import KEYS
-from banksman.config.layers import as_toml
 from banksman.server.api.messages.event_messages import BODIES, Event
 from banksman.server.ops import metrics
 from banksman.server.streams.follower import StreamCounts

@@ -52,7 +52,7 @@ HELPERS = {
     "CallPolicy": f"{PACKAGE}.thread_call",
     "AbstractContextManager": "contextlib",
     **dict.fromkeys(("cast", "overload"), "typing"),
-    "explicit": "banksman.commands.registry",
+    "explicit": "banksman.commands.options",
     "Finished": "banksman.commands.result",
     "Outcome": "banksman.core.session.outcome",
 }
@@ -143,7 +143,7 @@ TURN = ClassSpec(
             note="After `timeout` seconds: TimeoutError. The turn continues.",
         ),
         MethodSpec(name="__iter__", like="__aiter__"),
-        *acts("interrupt"),
+        *acts("interrupt", "edit"),
         *reads("said"),
     ),
 )
@@ -173,10 +173,10 @@ SESSION = ClassSpec(
             note="If there is no outcome within `timeout` seconds (TimeoutError), or on Ctrl-C, "
             "the ask is withdrawn, or interrupted if it runs. This method does not wait for that.",
         ),
-        *acts("interrupt", "move", "reorder", "withdraw", "hold", "follow"),
+        *acts("interrupt", "move", "reorder", "edit", "withdraw", "hold", "follow"),
         *reads("questions", "open_questions"),
-        *acts("answer", "set_model", "set_permission_mode"),
-        *reads("turn", "status", "look", "head", "page", "last_frames", "page_before"),
+        *acts("answer", "set_model", "set_permission_mode", "share"),
+        *reads("turn", "status", "look", "head", "page", "last_frames", "page_before", "stderr"),
         *acts("rename", "close", "close_nowait", "leave"),
         *reads("wait_closed"),
     ),
@@ -216,7 +216,7 @@ HOST = ClassSpec(
         MethodSpec(name="fork", undo="close_unused"),
         *acts("delete", "export", "import_session", "bundle"),
         *reads("read_many", "usage"),
-        *acts("take_up"),
+        *acts("take_up", "take_up_held"),
         MethodSpec(name="start", undo="stop_untaken", note="Ctrl-C during the wait does the same."),
         *reads("commands", "command"),
         MethodSpec(

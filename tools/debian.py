@@ -1,6 +1,6 @@
 """Find system programs that tests need; install missing ones with apt-get where allowed.
 
-    python3 tools/debian.py zsh fish      each program is in the package of its name
+    python3 tools/debian.py zsh fish bwrap ssh sshd
 
 Afterwards the programs exist, or a loud message names the missing ones and how to install them.
 Missing programs give code 0 on a developer machine, because their tests are skipped. They give code
@@ -20,6 +20,14 @@ from collections.abc import Sequence
 
 # A mirror that hangs must not block `make test` forever.
 INSTALL_SECONDS_MAX = 300.0
+# Packages that are not called like their program.
+PACKAGES = {
+    "bwrap": "bubblewrap",
+    "promtool": "prometheus",
+    "linux.uml": "user-mode-linux",
+    "ssh": "openssh-client",
+    "sshd": "openssh-server",
+}
 _LINE = "=" * 92
 
 
@@ -86,12 +94,16 @@ def say_loudly(*lines: str) -> int:
 
 def main(names: Sequence[str]) -> int:
     missing = [name for name in names if shutil.which(name) is None]
-    why = (why_not() or install(*missing)) if missing else ""
+    why = (why_not() or install(*_packages(missing))) if missing else ""
     left = [name for name in missing if shutil.which(name) is None]
     if not left:
         return 0
     told = f"NO {' AND NO '.join(left).upper()}: THE TESTS THAT NEED THEM ARE SKIPPED. {why}"
-    return say_loudly(told, f"Debian, Ubuntu:  sudo apt-get install {' '.join(left)}")
+    return say_loudly(told, f"Debian, Ubuntu:  sudo apt-get install {' '.join(_packages(left))}")
+
+
+def _packages(programs: Sequence[str]) -> list[str]:
+    return [PACKAGES.get(program, program) for program in programs]
 
 
 if __name__ == "__main__":

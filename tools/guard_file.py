@@ -21,7 +21,7 @@ SOURCE = ROOT / "src"
 FILE = ROOT / "dist" / "banksman-guard.pyz"
 
 # Modules that are imported only when they are needed: a message, a failed start, an error.
-LATE = ("banksman.guard.run", "banksman.guard.settings", "banksman.process.program")
+LATE = ("banksman.guard.run", "banksman.guard.start", "banksman.process.program")
 LATE_ERRORS = ("banksman.process.start_errors", "banksman.cli.output")
 # An old Python must get this message and not a SyntaxError.
 MAIN = """\

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         CommandError,
         ErrorKind,
         HistoryLost,
+        HookFailed,
         MachineError,
         Moved,
         Moving,
@@ -61,10 +62,11 @@ if TYPE_CHECKING:
     from banksman.sessions.limit_callback import LimitReached
     from banksman.sessions.questions import Answer, Answered, Question
     from banksman.sessions.session import Session
+    from banksman.sessions.session_hooks import HookCall
     from banksman.sessions.status import Status
     from banksman.sessions.tools import Tool, tool
     from banksman.sessions.turn import Turn
-    from banksman.store.log import UsageRow
+    from banksman.store.log_values import UsageRow
 
 __version__ = "0.1.0"
 
@@ -77,7 +79,7 @@ _HOMES = {
     "core.session.outcome": ("By", "Kind", "Outcome", "Receipt"),
     "core.session.usage": ("Usage",),
     "core.dialects.tokens": ("Tokens",),
-    "store.log": ("UsageRow",),
+    "store.log_values": ("UsageRow",),
     "errors": (
         *(
             "AgentError",
@@ -88,6 +90,7 @@ _HOMES = {
             "CommandError",
             "ErrorKind",
             "HistoryLost",
+            "HookFailed",
             "MachineError",
         ),
         *(
@@ -116,6 +119,7 @@ _HOMES = {
     "sessions.limit_callback": ("LimitReached",),
     "sessions.questions": ("Answer", "Answered", "Question"),
     "sessions.session": ("Session",),
+    "sessions.session_hooks": ("HookCall",),
     "sessions.status": ("Status",),
     "sessions.tools": ("Tool", "tool"),
     "sessions.turn": ("Turn",),
@@ -145,6 +149,8 @@ __all__ = [
     "Finished",
     "HistoryLost",
     "Hook",
+    "HookCall",
+    "HookFailed",
     "Host",
     "Kind",
     "LimitReached",

@@ -59,6 +59,10 @@ class CommandError(BanksmanError):
     """The command made this call impossible: it closed its stdin, or it has ended."""
 
 
+class HookFailed(CommandError):
+    """The `on_open` hook of a session failed, so the session was not opened."""
+
+
 class Refused(BanksmanError):
     """Banksman declined on purpose: the host is closing, or the deadline of a write has passed."""
 
@@ -124,6 +128,8 @@ class ErrorKind(enum.StrEnum):
     BUDGET = "budget"
     # The provider could not be reached, or the connection was lost.
     NETWORK = "network"
+    # The kernel killed the agent's process because memory ran out, mostly at the limit of its tree.
+    OUT_OF_MEMORY = "out_of_memory"
     # The agent's process ended, could not be started, or had to be replaced.
     AGENT_EXITED = "agent_exited"
     # The agent broke its protocol: a frame was too large, or a result is missing.
@@ -143,6 +149,7 @@ HINTS: Mapping[ErrorKind, str] = {
     ErrorKind.MAX_TURNS: "raise the agent's limit of turns, or ask for a smaller step",
     ErrorKind.BUDGET: "raise the agent's budget",
     ErrorKind.NETWORK: "check the connection to the provider and ask again",
+    ErrorKind.OUT_OF_MEMORY: "raise the limit `memory_bytes` of the agent, or ask for less",
     ErrorKind.AGENT_EXITED: "see the stderr of the agent; `banksman doctor` checks its program",
     ErrorKind.PROTOCOL: "update the agent, or report this with the session's log",
     ErrorKind.OTHER: "",

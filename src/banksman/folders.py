@@ -9,6 +9,7 @@ user may have no home.
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -32,21 +33,27 @@ def config_folder() -> Path:
 
 def sockets_folder() -> Path:
     """Folder for the sockets of this user's servers and commands: see `sockets.py`."""
-    return state_folder() / "sockets"
+    return _below(str(state_folder()), "sockets")
 
 
 def held_folder() -> Path:
-    """Folder for the sockets of processes that wait for another host: `process/hand_over.py`."""
-    return state_folder() / "held"
+    """Folder for the sockets of processes that wait for another host: see `adoption.py`."""
+    return _below(str(state_folder()), "held")
 
 
 def _folder(variable: str, usual: str) -> Path:
     base = os.environ.get(variable, "")
     if os.path.isabs(base):
-        return Path(base) / NAME
+        return _below(base, NAME)
     home = os.path.expanduser("~")
     # An account without a home has / there, or text that is not an absolute path.
     if not os.path.isabs(home) or not home.strip("/"):
         message = "cannot find a folder for files: this user has no home folder"
         raise UsageError(message, hint=f"set {variable}", variable=variable)
-    return Path(home) / usual / NAME
+    return _below(home, f"{usual}/{NAME}")
+
+
+# A host asks for its folders several times for each session.
+@functools.lru_cache(16)
+def _below(folder: str, name: str) -> Path:
+    return Path(folder) / name

@@ -3,7 +3,7 @@
 A store name is `sqlite:PATH`, `memory:` or `nats://HOST`. This module parses it and opens the
 engine. `Host` adds the calls that need an engine: export and import of a session, a bundle for a
 bug report, the cluster, and the labels that a session needs. Sessions, drain and close are in
-`runtime/base_host.py`. Commands are in `commands/registry.py`.
+`runtime/base_host.py`. Commands are in `commands/command_starter.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 from banksman.errors import UsageError
 from banksman.folders import state_folder
 from banksman.runtime import base_host
-from banksman.runtime.base_host import SettleTime
+from banksman.runtime.base_host import HOLD_SECONDS, SettleTime
 
 if TYPE_CHECKING:
     from banksman.cluster.interfaces import Cluster
@@ -66,6 +66,10 @@ class Host(base_host.Host):
     caller without another one. At a cap no turn is sent until the next day, and the `on_budget` of
     each session decides about its running turn.
 
+    `survive`: "crash": if this host is killed, its agents work on for `hold_seconds`, and the next
+    host that opens the store continues their turns. That holds for each session that another
+    program can open from the store alone. None (the default): the agents end with their host.
+
     On entry, or with the first session, the host settles sessions that were open on hosts that have
     died.
     """
@@ -84,16 +88,27 @@ class Host(base_host.Host):
         user_helper: Sequence[str] | None = None,
         budget: Budget | Mapping[str, float] | None = None,
         caller_budgets: Mapping[str, Budget | Mapping[str, float]] | None = None,
+        survive: str | None = None,
+        hold_seconds: float = HOLD_SECONDS,
     ) -> None:
         opens, settles = _engine(store, address)
         if secrets:
-            from banksman.core.wire.redaction import Redactor  # noqa: PLC0415
+            from banksman.core.redaction.redactor import Redactor  # noqa: PLC0415
 
             Redactor(secrets)  # An invalid secret is an error of this call.
         if budget is not None or caller_budgets is not None:
             from banksman.sessions.arguments import checked_budgets  # noqa: PLC0415
 
             checked_budgets(budget, caller_budgets)  # The same.
+        if survive is not None:
+            from banksman.process.tree_hand_over import check_hold  # noqa: PLC0415
+            from banksman.sessions.arguments import checked_survive  # noqa: PLC0415
+
+            checked_survive(survive)  # The same.
+            check_hold(hold_seconds, bytes(32))
+            if store == "memory:" or (store or "").startswith(CLUSTER):
+                message = "cannot survive a crash of the host: its store is not a file"
+                raise UsageError(message, hint="use sqlite:PATH, or leave survive out")
         super().__init__(
             opens,
             settles=settles,
@@ -106,6 +121,8 @@ class Host(base_host.Host):
             user_helper=user_helper,
             budget=budget,
             caller_budgets=caller_budgets,
+            survive=survive,
+            hold_seconds=hold_seconds,
         )
 
     async def export(self, session: Session | str, path: str | os.PathLike[str]) -> None:
@@ -154,12 +171,12 @@ class Host(base_host.Host):
         await self._own_sessions().store.ready()
 
     async def need_of(self, session: str) -> list[str]:
-        """Return the labels that a host needs to resume a session: `sessions/session_spec.py`."""
-        from banksman.sessions import session_spec  # noqa: PLC0415
+        """Return the labels that a host needs to resume a session: `sessions/host_needs.py`."""
+        from banksman.sessions import host_needs  # noqa: PLC0415
 
         store = self._own_sessions().store
         known = store.find(session)
-        return [] if known is None else await session_spec.read(store, known)
+        return [] if known is None else await host_needs.read(store, known)
 
     def _id(self, session: Session | str) -> str:
         self._bind()

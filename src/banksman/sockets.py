@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import secrets
 import socket
@@ -42,6 +43,9 @@ LOCK_SECONDS_MAX = 1.0
 _LOCK_AGAIN_SECONDS = 0.01
 # A live socket accepts connections immediately, but its queue may be full for a moment.
 _CONNECT_AGAIN_SECONDS = 0.01
+# A sweep connects to every socket of a folder. A host that hands over many processes creates as
+# many sockets in a moment.
+_SWEEP_SECONDS_MIN = 1.0
 
 
 def listen_in(
@@ -53,7 +57,7 @@ def listen_in(
     created. Call `remove` before closing the socket.
     """
     _make_folder(folder)
-    sweep(folder)
+    _sweep_at_times(folder)
     name = f"{_boot()}-{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
     listener = socket.socket(socket.AF_UNIX, kind)
     try:
@@ -138,6 +142,17 @@ def is_ours(uid: int | None) -> bool:
     return uid is None or uid in (os.geteuid(), 0)
 
 
+_swept: dict[Path, float] = {}
+
+
+def _sweep_at_times(folder: Path) -> None:
+    """Remove the sockets of dead processes, unless this process has just done so."""
+    now = time.monotonic()
+    if now - _swept.get(folder, -math.inf) >= _SWEEP_SECONDS_MIN:
+        _swept[folder] = now
+        sweep(folder)
+
+
 def sweep(folder: Path) -> list[str]:
     """Remove the sockets of dead processes and return their names.
 
@@ -158,7 +173,7 @@ def sweep(folder: Path) -> list[str]:
     return removed
 
 
-def is_alive(path: Path) -> bool:
+def is_alive(path: str | os.PathLike[str]) -> bool:
     """Whether a process listens there. False is certain."""
     try:
         connect(path, 0.0).close()

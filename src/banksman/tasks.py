@@ -1,13 +1,15 @@
-"""asyncio helpers: background tasks that their owner ends, and a condition variable."""
+"""asyncio helpers: tasks that their owner ends, concurrent work, and a condition variable."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 log = logging.getLogger("banksman")
+
+Item = TypeVar("Item")
 
 
 class OwnedTasks:
@@ -49,6 +51,28 @@ class OwnedTasks:
         if not task.cancelled() and (exc := task.exception()) is not None:
             name = getattr(task.get_coro(), "__qualname__", task.get_name())
             log.error("background task failed (task=%s error=%r)", name, exc, exc_info=exc)
+
+
+async def for_each(
+    items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, None]], *, at_once: int
+) -> None:
+    """Do work for each item, in their order, for several items at the same time.
+
+    An error or a cancellation cancels the rest.
+    """
+    places = asyncio.Semaphore(at_once)
+
+    async def do(item: Item) -> None:
+        try:
+            await work(item)
+        finally:
+            places.release()
+
+    async with asyncio.TaskGroup() as tasks:
+        for item in items:
+            # The items may be made on demand, and there may be many.
+            await places.acquire()
+            tasks.create_task(do(item))
 
 
 # Waiters: tasks that wait for a change. All are woken together, and each checks its condition

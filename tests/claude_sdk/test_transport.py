@@ -32,8 +32,7 @@ from tests.thorough import one_in, thorough
 
 from banksman import claude_sdk
 from banksman.claude_sdk import ClaudeTransport
-from banksman.claude_sdk.cli_stderr import TAIL_BYTES_MAX, WAITING_BYTES_MAX
-from banksman.claude_sdk.messages import MessageReader
+from banksman.claude_sdk.cli_output import TAIL_BYTES_MAX, WAITING_BYTES_MAX, MessageReader
 from banksman.core.wire.framing import FRAME_BYTES_MAX
 
 SECONDS_MAX = 60.0

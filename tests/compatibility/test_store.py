@@ -47,7 +47,7 @@ def comparable(rows: list[Row]) -> list[Row]:
 
 
 # Members that later versions have added, and `spent`, which this version keeps where that one forgot it.
-CHANGED = ("used", "added", "caller", "spent")
+CHANGED = ("used", "added", "caller", "used_by", "spent")
 
 
 def without_words(row: Row) -> Row:

@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from banksman import config
-from banksman.config.keys import KEYS, TABLES, ValueKind
-from banksman.config.layers import as_toml, template
+from banksman.config.config_file import as_toml, template
+from banksman.config.config_key import ValueKind
+from banksman.config.keys import KEYS, TABLES
 from banksman.errors import UsageError
 from banksman.server.server_settings import ServerSettings
 
@@ -57,7 +58,7 @@ def test_config_keys_of_serve_match_the_server_settings() -> None:
     for name, field in fields.items():
         default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
         assert keys[name].default == default, name
-        assert keys[name].is_secret == (name in ("token", "secrets")), name
+        assert keys[name].is_secret == (name in ("token", "secrets", "webhooks")), name
 
 
 def test_config_keys_all_have_a_description_and_a_default() -> None:
@@ -201,6 +202,7 @@ def test_config_variable_error_names_the_variable(name: str, text: str, monkeypa
 def test_config_unknown_variable_is_mentioned_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BANKSMAN_SERVE_PROT", "1")
     config.load()
+    monkeypatch.setenv("BANKSMAN_CWD", "/of/a/hook")
     assert config.strays() == [config.UnknownVariable("BANKSMAN_SERVE_PROT", "BANKSMAN_SERVE_PORT")]
     done = run("show", "serve.port")
     assert (done.returncode, done.stderr) == (

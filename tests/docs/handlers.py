@@ -19,7 +19,7 @@ import yaml
 from packaging.requirements import Requirement
 from tests.docs.blocks import ROOT, SECONDS_MAX, Block, Place, Shell, blocks, commands, coroutine
 
-from banksman.config import layers
+from banksman.config import config_file
 from banksman.config.keys import KEYS
 from banksman.sessions import known_agents
 
@@ -47,6 +47,8 @@ def python(
     def handle(block: Block, folder: Path) -> None:
         place = Place(folder, script)
         place.program("my-agent", str(place.bin / "gemini"))
+        for name in ("nice", "rmdir"):
+            place.program(name, shutil.which(name) or name)
         for words in setup:
             _check_command(shlex.split(words), place)
         code = coroutine(block.text, before=before, after=after, is_inside_host=is_inside_host)
@@ -176,7 +178,7 @@ def settings(block: Block, folder: Path) -> None:
     path = folder / "config.toml"
     path.parent.mkdir()
     path.write_text(block.text, encoding="utf-8")
-    assert layers.read(layers.ConfigFile(path, "--config", is_named=True))
+    assert config_file.read(config_file.ConfigFile(path, "--config", is_named=True))
 
 
 def profile(block: Block, folder: Path) -> None:
@@ -221,6 +223,14 @@ def workflow(block: Block, folder: Path) -> None:
     assert "turn.ended" in [event["kind"] for event in events]
     assert place.calls("npm") == [["install", "-g", "@anthropic-ai/claude-code"]]
     _check_installs(place)
+
+
+def socket_unit(block: Block, folder: Path) -> None:
+    """Check that the unit passes one listening socket to the server."""
+    del folder
+    parser = configparser.RawConfigParser(strict=True, delimiters=("=",))
+    parser.read_string(block.text)
+    assert dict(parser["Socket"]) == {"listenstream": "127.0.0.1:4380", "accept": "no", "backlog": "1024"}
 
 
 def unit(block: Block, folder: Path) -> None:

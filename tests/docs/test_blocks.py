@@ -26,6 +26,7 @@ from tests.docs.handlers import (
     scrape,
     settings,
     shell,
+    socket_unit,
     unit,
     verbs,
     workflow,
@@ -38,7 +39,6 @@ WHOLE: dict[tuple[str, str], Handler] = {
     ("docs/tutorial.md", "console"): elsewhere("tests/test_tutorial.py::test_tutorial_shell_blocks_are_all_run"),
     ("docs/tutorial.md", "console second"): elsewhere("tests/test_tutorial.py::test_tutorial_shell_blocks_are_all_run"),
     ("docs/architecture.md", "text"): names,
-    ("docs/decisions/0013-the-layout.md", "text"): names,
 }
 WEB_UI = elsewhere("tests/docs/test_web_ui.py::test_web_ui_page_shows_the_turn_in_a_browser")
 HANDLERS: dict[tuple[str, str], Handler] = {
@@ -52,6 +52,12 @@ HANDLERS: dict[tuple[str, str], Handler] = {
         prints="you said: hello\n",
     ),
     ("docs/agents.md", "# ~/.config"): profile,
+    ("docs/agents.md", "contained ="): python(is_inside_host=True, prints="hello\n"),
+    ("docs/agents.md", "placed ="): python(is_inside_host=True, prints="hello\n"),
+    ("docs/agents.md", "limits ="): python(
+        after="from banksman.process.attributes import named_limits; print(*named_limits(limits))",
+        prints="memory_bytes swap_bytes processes cpus\n",
+    ),
     ("docs/architecture.md", "flowchart"): names,
     ("docs/architecture.md", "sequenceDiagram"): names,
     ("docs/architecture.md", "stateDiagram"): elsewhere(
@@ -69,7 +75,9 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ),
     ("docs/concepts.md", "async with"): python(is_body=True, prints="done\n"),
     ("docs/decisions/0002-zygote-and-keeper.md", "your program"): names,
-    ("docs/decisions/0016-hand-over.md", "old host"): names,
+    ("docs/decisions/0016-hand-over.md", "old host                      keeper"): names,
+    ("docs/decisions/0016-hand-over.md", "old host                                     next host"): names,
+    ("docs/decisions/0017-crash.md", "host:       step"): names,
     ("docs/editors.md", '{"agent_servers": {"Banksman": {"type"'): editor_entry,
     ("docs/editors.md", '{"agent_servers": {"Banksman": {"command"'): editor_entry,
     ("docs/guarantees.md", ".venv/bin/python"): pytest_command,
@@ -149,12 +157,29 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/how-to/budgets.md", "import asyncio"): python(prints="11 of 10 tokens (reached)\n1 of 50 turns \n"),
     ("docs/how-to/usage.md", "banksman run"): shell(prints="CALLER"),
     ("docs/how-to/usage.md", "import asyncio"): python(prints="this turn: 11 tokens\nalice 1 10 0.0001\n"),
+    ("docs/how-to/proxy.md", "banksman token create"): verbs,
+    ("docs/how-to/proxy.md", "[serve]"): settings,
+    ("docs/how-to/proxy.md", "banksman.example.com"): elsewhere(
+        "tests/deploy/test_proxy.py::test_proxy_gives_each_person_the_rights_of_a_token"
+    ),
+    ("docs/how-to/traces.md", "[serve]"): settings,
+    ("docs/how-to/webhooks.md", "[serve]"): settings,
+    ("docs/how-to/webhooks.md", "import hashlib"): elsewhere(
+        "tests/server/ops/test_webhooks.py::test_message_is_signed_as_the_page_shows_and_has_no_secret"
+    ),
     ("docs/how-to/web-ui.md", "pip install"): WEB_UI,
     ("docs/how-to/web-ui.md", "import os"): WEB_UI,
     ("docs/how-to/web-ui.md", "<!doctype html>"): WEB_UI,
     ("docs/index.md", "pip install"): shell(prints="Why is CI red?"),
     ("docs/migration.md", "# before"): python(
         before="import subprocess", after="import banksman; banksman.shutdown()", prints="0 tested\n\n0 tested\n\n"
+    ),
+    ("docs/how-to/operator.md", "banksman upgrade"): verbs,
+    ("docs/operation.md", "banksman drain --hand-over"): verbs,
+    ("docs/systemd.md", "# The port"): socket_unit,
+    ("docs/operation.md", '[serve]\nbind = "0.0.0.0"'): settings,
+    ("docs/operation.md", "export BANKSMAN_URL"): elsewhere(
+        "tests/server/http/test_tls.py::test_verbs_use_https_with_the_ca_of_the_user"
     ),
     ("docs/operation.md", "banksman serve"): shell(prints='{"status":"ok"}'),
     ("docs/reference/configuration.md", "$ BANKSMAN_SERVE_PORT"): shell(),
@@ -165,6 +190,8 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/performance.md", "make bench"): shell(prepare=make_from_checkout, prints="-m bench"),
     ("docs/scaling.md", "make bench"): shell(prepare=make_from_checkout, prints="-m bench"),
     ("docs/security.md", "banksman doctor"): shell(prints="serve.allow_remote"),
+    ("docs/security.md", "banksman token"): shell(prints="alice-*"),
+    ("docs/security.md", "[serve]\nhosts"): settings,
     ("docs/server.md", "pip install"): shell(prints="Banksman is at"),
     ("docs/server.md", "url="): elsewhere(
         "tests/server/test_shell_client.py::test_shell_client_prints_every_event_once_when_the_server_is_killed"
@@ -172,7 +199,8 @@ HANDLERS: dict[tuple[str, str], Handler] = {
     ("docs/server.md", "curl"): shell(
         setup=["banksman serve", "token=$(cat ~/.local/state/banksman/token)"], prints="Generating"
     ),
-    ("docs/server.md", "[serve]"): settings,
+    ("docs/server.md", "[serve]\nprograms"): settings,
+    ("docs/server.md", "[serve]\nagent_user"): settings,
     ("docs/systemd.md", "[Unit]"): unit,
     ("docs/systemd.md", "[Service]"): unit,
     ("docs/systemd.md", "FROM"): dockerfile,
@@ -187,12 +215,17 @@ HANDLERS: dict[tuple[str, str], Handler] = {
 }
 # Blocks that nothing here can run, each with the reason.
 EXEMPT: dict[tuple[str, str], str] = {
+    ("docs/how-to/proxy.md", "browser"): "a drawing of three programs",
+    ("docs/how-to/proxy.md", "# /etc/oauth2-proxy.cfg"): "needs oauth2-proxy, which Debian does not have; "
+    "tests/deploy/test_proxy.py answers in its place",
     ("docs/claude-code.md", "step "): "results of real agents: `make test-agents` prints this table",
     ("docs/cluster.md", "nats stream backup"): "needs the `nats` program, which is not in the locked packages",
     ("docs/how-to/guard.md", "const options"): "needs the TypeScript SDK",
+    ("docs/security.md", "agents.example.org"): "needs Caddy and oauth2-proxy",
     ("docs/how-to/guard.md", "from agents"): "needs openai-agents, which is not in the locked packages",
     ("docs/how-to/guard.md", "make guard"): "needs another machine and a container runtime; "
     "tests/guard/test_guard_file.py runs the file",
+    ("docs/agents.md", "mkdir"): "moves its shell into another control group",
     ("docs/systemd.md", "docker build"): "needs a container runtime and an image",
 }
 

@@ -12,7 +12,9 @@ from tests.docs.blocks import FENCE, PAGES, ROOT
 DOCS = ROOT / "docs"
 COLUMNS_MAX = 100
 PLOTS = ROOT / "bench" / "plots.py"
-PICTURES = ROOT / "tests" / "server" / "web" / "browser" / "test_tutorial_pictures.py"
+BROWSER_TESTS = ROOT / "tests" / "server" / "web" / "browser"
+PICTURES = BROWSER_TESTS / "test_tutorial_pictures.py"
+RESTART = BROWSER_TESTS / "test_restart.py"
 
 
 def test_navigation_has_every_page_once() -> None:
@@ -39,6 +41,7 @@ def test_every_picture_is_made_by_a_test_or_by_a_benchmark() -> None:
     (made,) = [node.value for node in tree.body if isinstance(node, ast.AnnAssign) and node.value is not None]
     assert isinstance(made, ast.Dict)
     names = {ast.literal_eval(key) for key in made.keys if key is not None}
+    names |= set(re.findall(r'take\(tab, "([^"]+)"\)', RESTART.read_text(encoding="utf-8")))
     names |= set(re.findall(r'folder / "([^"]+)"', PLOTS.read_text(encoding="utf-8")))
     assert {name.rpartition("/")[2] for name in shown} == names
     assert {path.name for path in (DOCS / "images").iterdir()} == names

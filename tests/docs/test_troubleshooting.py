@@ -66,6 +66,7 @@ def test_pages_quote_error_texts_of_the_package() -> None:
     assert [(name, quote) for name, quote in found if not texts.is_known(quote)] == []
 
 
+@pytest.mark.thorough
 def test_quote_is_known_if_the_package_has_its_fixed_parts() -> None:
     known = [
         "the token is missing or wrong",

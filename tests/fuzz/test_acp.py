@@ -16,7 +16,7 @@ from tests.fuzz.bounded import for_a_while
 
 from banksman.core.dialects.acp import acp
 from banksman.core.dialects.acp.conversation import AcpProtocolState
-from banksman.core.dialects.dialect import ProtocolOutput, Quirks, Setup
+from banksman.core.dialects.dialect import Decision, ProtocolOutput, Quirks, Setup
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
@@ -26,7 +26,6 @@ from banksman.core.dialects.meaning import (
     RequestWithdrawn,
     TurnOver,
 )
-from banksman.core.session.permissions import Decision
 from banksman.core.wire.jsonrpc import InvalidMessage, RpcCall
 
 pytestmark = pytest.mark.thorough

@@ -17,10 +17,10 @@ from tests.fuzz.bounded import for_a_while
 
 from banksman.cli.client.event_stream import RETRY_MILLISECONDS_MAX, SseMessage, SseParser
 from banksman.core.dialects.claude import reader, updates
+from banksman.core.dialects.claude.frame import ClaudeFrame
 from banksman.core.dialects.codex import CODEX
-from banksman.core.dialects.dialect import ProtocolOutput, Setup
+from banksman.core.dialects.dialect import Decision, ProtocolOutput, Setup
 from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
-from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.framing import Framing, MixedChunk, OversizeBegan, OversizeEnded, OversizePiece
 
@@ -99,7 +99,7 @@ WORDS = (
 PLAIN = (None, True, False, 0, 1, -1, 1.5, 2**63 - 1, -(2**63), 1e308, 5e-324)
 # Values that Python's JSON accepts and other parsers reject: NaN, infinity, huge numbers, a lone surrogate.
 ODD = (float("nan"), float("inf"), 2**64, 10**309, -(10**400), "\ud800")
-NAMES = (*reader._ClaudeFrame.__struct_fields__, "other")  # pyright: ignore[reportPrivateUsage]
+NAMES = (*ClaudeFrame.__struct_fields__, "other")
 TYPES = sorted(reader._MEANINGS)  # pyright: ignore[reportPrivateUsage]
 # Lines for each seed: hypothesis makes a hundred examples a second, this generator thousands.
 LINES_EACH = 50

@@ -58,7 +58,7 @@ def test_guard_file_holds_only_what_a_guard_needs(file: Path) -> None:
     names = {name for name in zipfile.ZipFile(file).namelist() if name.endswith(".py")}
     parts = {name.split("/")[1] for name in names if "/" in name}
     assert parts == {"__init__.py", "errors.py", "cli", "guard", "process", "runtime"}
-    assert len(names) <= 40
+    assert len(names) <= 42
 
 
 @thorough

@@ -7,6 +7,8 @@ has recovered. It prints the caller's result and the open fds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import gc
 import json
 import os
@@ -14,9 +16,13 @@ import sys
 import time
 
 import banksman
+from banksman.commands import running_command
 from banksman.commands.options import Options
+from banksman.core.process_facts import Stream
 from banksman.process import fault_plan
 from banksman.process.adoption import claim
+from banksman.process.process import ChildProcess
+from banksman.process.tree_hand_over import Survival
 from banksman.process.zygote_client import spawner
 
 HOLD_SECONDS = 1.0
@@ -39,6 +45,8 @@ async def scenario(name: str, marker: str) -> banksman.Finished:
             return await command.stop()
     if name == "hand_over":
         return await hand_over(marker)
+    if name == "survive":
+        return await survive(marker)
     limits = {"core": 0, "nice": 1} if name == "limits" else None
     with open("/dev/null") as null:
         passed = (null.fileno(),) if name == "plain" else ()
@@ -62,6 +70,29 @@ async def hand_over(marker: str) -> banksman.Finished:
             raise
         adopted = banksman.Command(claimed, Options(grace=0.1, linger=0.05), id="adopted", on_end=lambda _: None)
         return await adopted.stop()
+
+
+async def survive(marker: str) -> banksman.Finished:
+    """Start a tree that would survive this program, and stop it."""
+    survival = Survival(HOLD_SECONDS, os.urandom(32))
+    running_command.PROCESS = functools.partial(ChildProcess, survival=survival)
+    try:
+        async with banksman.Host() as host:
+            command = await host.start([sys.executable, "-I", "-S", "-c", STUBBORN, marker], grace=0.1, linger=0.05)
+            assert isinstance(command, banksman.Command)
+            process = command._process  # pyright: ignore[reportPrivateUsage]
+            assert isinstance(process, ChildProcess)
+            try:
+                assert process.place is not None
+                # An error says that the tree ends with this program, as trees usually do.
+                with contextlib.suppress(banksman.BanksmanError):
+                    await process.place
+                process.settle(Stream.STDOUT, len((await command.read()).data))
+                return await command.stop()
+            finally:
+                process.close()
+    finally:
+        running_command.PROCESS = ChildProcess
 
 
 def open_fds() -> int:

@@ -24,7 +24,7 @@ from tests.process.count import marked
 
 from banksman import Command, Finished, Host
 from banksman.process import attributes
-from banksman.process.process import Process
+from banksman.process.process import ChildProcess
 from banksman.process.zygote_client import spawner
 
 if TYPE_CHECKING:
@@ -148,9 +148,9 @@ def leave_keepers_untold(monkeypatch: pytest.MonkeyPatch) -> None:
     For tests that count the rungs of the host itself: a busy machine may delay any of them.
     """
 
-    def hurry(_process: Process, _term_at: float, _kill_at: float) -> None: ...
+    def hurry(_process: ChildProcess, _term_at: float, _kill_at: float) -> None: ...
 
-    monkeypatch.setattr(Process, "hurry", hurry)
+    monkeypatch.setattr(ChildProcess, "hurry", hurry)
 
 
 def rungs(done: Finished) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypedDict
+from typing import Any, NoReturn, TypedDict
 
 import banksman
 from banksman import Command, Host
@@ -33,6 +33,9 @@ class Order(TypedDict):
     linger: float
     is_reading_paused: bool
     has_siblings: bool
+    limits: dict[str, int] | None
+    user: int | None
+    cwd: str
     # How long the keeper holds the command for another host; 0 if the host does not hand it over.
     hold_seconds: float
 
@@ -95,7 +98,9 @@ def let_end(host: subprocess.Popen[str]) -> None:
 
 # -- the program -----------------------------------------------------------------------------------------------------
 async def main(host: Host, order: Order) -> None:
-    command = await host.start(order["argv"], grace=order["grace"], linger=order["linger"])
+    grace, linger = order["grace"], order["linger"]
+    place: Any = {name: order[name] for name in ("limits", "user", "cwd")}
+    command = await host.start(order["argv"], grace=grace, linger=linger, **place)
     assert isinstance(command, Command)
     if order["is_reading_paused"]:
         command.pause_reading()

@@ -20,19 +20,21 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.process import hosts, shapes
+from tests.process import hosts, other_user, shapes
+from tests.process.helpers import NOBODY
 from tests.process.hosts import Sight, look
-from tests.thorough import one_in
+from tests.thorough import one_in, thorough
 
 import banksman
-from banksman import Command, Ended, Finished
+from banksman import Command, Ended, Finished, UsageError
 from banksman.commands.running_command import State
-from banksman.process import attributes
+from banksman.process import attributes, cgroups
+from banksman.process.keeper.cgroup import prune
 from banksman.process.zygote_client import spawner
 from banksman.runtime.base_host import Host
 from banksman.runtime.execute import default_host
@@ -74,6 +76,18 @@ class Cell:
     ending: str
     shape: str
     role: Role
+    # Whether the tree is in a control group of its own.
+    is_grouped: bool = False
+    # Whether the tree is of another user than the host.
+    is_of_nobody: bool = False
+
+    @property
+    def user(self) -> int | None:
+        return NOBODY if self.is_of_nobody else None
+
+    @property
+    def limits(self) -> dict[str, int] | None:
+        return {"cgroup": 1} if self.is_grouped else None
 
     def __str__(self) -> str:
         return f"{self.ending}-{self.shape}-{self.role}"
@@ -126,6 +140,13 @@ def marked(cell: Cell) -> ParameterSet:
     return pytest.param(cell, id=str(cell), marks=[] if is_kept else pytest.mark.thorough)
 
 
+def some(*, is_grouped: bool = False, is_of_nobody: bool = False) -> list[Cell]:
+    """Return a part of the cells: each ending meets a third of the shapes, each shape with both roles."""
+    places = [(cell, ENDINGS.index(cell.ending) + SHAPES.index(cell.shape)) for cell in RUN]
+    chosen = [cell for cell, place in places if place % 3 == 0 and place // 3 % 2 == ROLES.index(cell.role)]
+    return [replace(cell, is_grouped=is_grouped, is_of_nobody=is_of_nobody) for cell in chosen]
+
+
 def _other(role: Role) -> Role:
     return "descendant" if role == "leader" else "leader"
 
@@ -167,6 +188,8 @@ class Tree:
     """One tree, and the fifo on which it reports that it is up. Each of its processes holds the fifo open."""
 
     argv: list[str]
+    # A folder that its user can enter.
+    folder: Path
     shape: str
     marker: str
     fifo: int
@@ -218,16 +241,33 @@ class Tree:
 
 
 @contextmanager
-def planted(folder: Path, marker: str, shape: str, role: Role, leaves: Leaves) -> Generator[Tree]:
+def planted(
+    folder: Path, marker: str, shape: str, role: Role, leaves: Leaves, *, user: int | None = None
+) -> Generator[Tree]:
     path = folder / f"up-{time.monotonic_ns()}"
     os.mkfifo(path)
+    path.chmod(0o666)
     fifo = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     # The leader and the process that it started, or the wrapper and the process that it waits for.
     has_two = role == "descendant" or (shape in shapes.WRAPPERS and leaves == "never")
     try:
-        yield Tree(shapes.argv(marker, shape, role, str(path), leaves), shape, marker, fifo, size=2 if has_two else 1)
+        argv = shapes.argv(marker, shape, role, str(path), leaves)
+        argv = argv if user is None else other_user.reachable(argv, folder)
+        yield Tree(argv, folder, shape, marker, fifo, size=2 if has_two else 1)
     finally:
         os.close(fifo)
+
+
+def is_placed(cell: Cell, tree: Tree) -> bool:
+    """Whether the tree is in a control group and of another user, if it should be.
+
+    A fork loop has no process that stays.
+    """
+    if cell.shape == "fork_loop":
+        return True
+    is_grouped = cgroups.usage(tree.pid) is not None
+    uid = NOBODY if cell.is_of_nobody else os.geteuid()
+    return is_grouped == cell.is_grouped and os.stat(f"/proc/{tree.pid}").st_uid == uid
 
 
 # -- endings under a live host ---------------------------------------------------------------------------------------
@@ -253,7 +293,16 @@ async def start(cell: Cell, tree: Tree, patience: float) -> tuple[Host, Command,
         timeout = patience if cell.ending == "timeout" else None
         idle_timeout = patience if cell.ending == "idle_timeout" else None
         ending = asyncio.ensure_future(
-            banksman.execute(tree.argv, timeout=timeout, idle_timeout=idle_timeout, grace=GRACE_SECONDS, linger=linger)
+            banksman.execute(
+                tree.argv,
+                timeout=timeout,
+                idle_timeout=idle_timeout,
+                grace=GRACE_SECONDS,
+                linger=linger,
+                limits=cell.limits,
+                user=cell.user,
+                cwd=tree.folder,
+            )
         )
         await asyncio.sleep(0)  # The task runs to its first wait, and then there is a command.
         host = default_host()
@@ -261,7 +310,8 @@ async def start(cell: Cell, tree: Tree, patience: float) -> tuple[Host, Command,
     else:
         host = Host()
         stdin = "pipe" if cell.ending == "exit" else None
-        started = await host.start(tree.argv, grace=GRACE_SECONDS, linger=linger, stdin=stdin)
+        place: dict[str, Any] = {"limits": cell.limits, "user": cell.user, "cwd": tree.folder}
+        started = await host.start(tree.argv, grace=GRACE_SECONDS, linger=linger, stdin=stdin, **place)
         assert isinstance(started, Command)
         command, ending = started, asyncio.ensure_future(started.wait())
     if cell.variant == "blocked_on_full_stdout":
@@ -341,10 +391,11 @@ ENDED = {
 
 async def check_under_a_living_host(cell: Cell, folder: Path, marker: str) -> None:
     for patience in PATIENCE_SECONDS:
-        with planted(folder, marker, cell.variant, cell.role, cell.leaves) as tree:
+        with planted(folder, marker, cell.variant, cell.role, cell.leaves, user=cell.user) as tree:
             host, command, ending = await start(cell, tree, patience)
             try:
                 if await tree.is_up(ending):
+                    assert is_placed(cell, tree)
                     await check_ending(cell, tree, Run(host, command, ending, await find_keeper(tree.pid)))
                     return
                 assert cell.is_ended_by_a_clock, f"it ended before it stood: {ending}"
@@ -400,18 +451,22 @@ def check_result(cell: Cell, tree: Tree, command: Command, finished: Finished) -
 async def check_with_a_host_that_dies(cell: Cell, folder: Path, marker: str) -> None:
     has_siblings = cell.ending == "host_sigkill_with_forked_sibling"
     errors = folder / "stderr"
-    with planted(folder, marker, cell.variant, cell.role, cell.leaves) as tree:
+    with planted(folder, marker, cell.variant, cell.role, cell.leaves, user=cell.user) as tree:
         order: hosts.Order = {
             "argv": tree.argv,
             "grace": GRACE_SECONDS,
             "linger": LONG_LINGER_SECONDS if cell.does_leader_go_at_once else LINGER_SECONDS,
             "is_reading_paused": cell.shape == "blocked_on_full_stdout",
             "has_siblings": has_siblings,
+            "limits": cell.limits,
+            "user": cell.user,
+            "cwd": str(folder),
             "hold_seconds": HOLD_SECONDS if cell.ending == "handed_over_and_nobody_came" else 0,
         }
         with hosts.running(order, errors, UP_SECONDS_MAX) as (host, siblings):
             assert len(siblings) == (2 if has_siblings else 0)
             assert await tree.is_up()
+            assert is_placed(cell, tree)
             keeper = await find_keeper(tree.pid)
             zygote = look(keeper.parent)
             assert zygote is not None
@@ -443,6 +498,31 @@ async def check_with_a_host_that_dies(cell: Cell, folder: Path, marker: str) -> 
 # -- the matrix ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("cell", [marked(cell) for cell in RUN])
 async def test_tree_ends_completely_for_every_ending_and_shape(cell: Cell, tmp_path: Path, marker: str) -> None:
+    await check_cell(cell, tmp_path, marker)
+
+
+@pytest.mark.parametrize("cell", one_in(7, some(is_grouped=True)), ids=str)
+async def test_tree_in_a_control_group_ends_completely(cell: Cell, tmp_path: Path, marker: str) -> None:
+    why = cgroups.why_not(())
+    if why is not None:
+        with pytest.raises(UsageError, match="cannot set the limits cgroup"):
+            await banksman.execute([sys.executable, "-c", "", marker], limits=cell.limits)
+        assert count(marker) == []
+        return
+    await check_cell(cell, tmp_path, marker)
+    # The group of a killed keeper.
+    prune(cgroups.base_folder())
+
+
+@thorough
+@pytest.mark.skipif(other_user.why_not() != "", reason=other_user.why_not())
+@pytest.mark.parametrize("cell", some(is_of_nobody=True), ids=str)
+async def test_tree_of_another_user_ends_completely(cell: Cell, marker: str) -> None:
+    with other_user.folder() as folder:
+        await check_cell(cell, folder, marker)
+
+
+async def check_cell(cell: Cell, tmp_path: Path, marker: str) -> None:
     check = check_under_a_living_host if cell.ending in END else check_with_a_host_that_dies
     try:
         await check(cell, tmp_path, marker)

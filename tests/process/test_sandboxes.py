@@ -23,7 +23,7 @@ from tests.thorough import one_in, thorough
 import banksman
 from banksman import Host
 from banksman.commands import registry
-from banksman.process.process import Process
+from banksman.process.process import ChildProcess
 from banksman.process.zygote_client import socketpair
 
 pytestmark = thorough
@@ -387,7 +387,7 @@ asyncio.run(banksman.execute(child("", MARKER)))
 def test_process_released_by_another_thread_while_its_loop_closes_it_is_safe() -> None:
     """`shutdown` checks for a control socket. Before it uses the socket, the loop has removed it."""
 
-    class Closing(Process):
+    class Closing(ChildProcess):
         looks = 0
 
         @property

@@ -275,6 +275,19 @@ async def test_program_under_nohup_is_ended_by_term(tmp_path: Path) -> None:
     assert (done.signal, "kill" in rungs(done)) == (signal.SIGTERM, False)
 
 
+async def test_shell_that_ignores_term_only_after_a_moment_is_hung_up(marker: str) -> None:
+    """Like a shell that begins to read a line: for microseconds, readline has a handler of its own."""
+    code = """
+signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+say("up")
+stay()
+"""
+    async with terminal(child(code, marker), grace=20) as command:
+        await wait_said(command, "up")
+        done = await command.stop()
+    assert (done.signal, "kill" in rungs(done)) == (signal.SIGHUP, False)
+
+
 async def test_program_that_cleans_up_on_term_is_not_hung_up(marker: str) -> None:
     code = """
 def clean(*_):

@@ -679,6 +679,18 @@ def test_started_since_without_a_note_means_the_whole_tick(marker: str) -> None:
         process.wait()
 
 
+def test_started_since_of_an_adopted_child_does_not_take_its_first_note_for_an_earlier_moment() -> None:
+    # The old host has written to the child too, and tools may have started before the first note of this host.
+    started_since = StartedSince(has_forgotten=True)
+    before = time.monotonic()
+    assert started_since.since(before).pid == 0
+    started_since.note()
+    assert started_since.since(before).pid == 0
+    after = time.monotonic()
+    started_since.note()
+    assert started_since.since(after).pid > 0
+
+
 def test_started_since_with_a_forgotten_note_means_the_whole_tick() -> None:
     started_since = StartedSince()
     moment = time.monotonic()

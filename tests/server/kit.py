@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from tests import kept
+from tests.server import passing
 
 from banksman.testing import fake_agent
 
@@ -29,6 +31,12 @@ AUTHORIZATION = {"Authorization": f"Bearer {TOKEN}"}
 SECONDS_MAX = 60.0
 # Time for running turns at the end of a test, when no client waits for them.
 AT_THE_END_SECONDS = 0.1
+
+
+def no_drain(seconds: float | None = None, hold_seconds: float | None = None) -> bool:
+    """Stand in for the shutdown of a server that no test drains."""
+    del seconds, hold_seconds
+    return True
 
 
 class Answer(NamedTuple):
@@ -60,7 +68,8 @@ class Served:
     """One server.
 
     `settings`: its `[serve]` table. `fds_max`: its limit on open files. `variables`: added to the environment of this
-    process.
+    process. `listeners`: sockets that are passed to it, as a service manager does. `prefix`: a program
+    that starts the server in its place, with the same pid.
     """
 
     def __init__(
@@ -69,9 +78,13 @@ class Served:
         *,
         fds_max: int | None = None,
         variables: Mapping[str, str] | None = None,
+        listeners: Sequence[socket.socket] = (),
+        prefix: Sequence[str] = (),
         **settings: Any,
     ) -> None:
+        self._prefix = prefix
         self._fds_max = fds_max
+        self._listeners = listeners
         self._variables = dict(variables or {})
         self.folder = folder
         folder.mkdir(exist_ok=True)
@@ -96,7 +109,7 @@ class Served:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.settings.get('tls_cert') is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -109,8 +122,10 @@ class Served:
         lines = (f"{name} = {json.dumps(value)}\n" for name, value in self.settings.items() if value is not None)
         config.write_text("[serve]\n" + "".join(lines), encoding="utf-8")
         with self.log.open("ab") as log:
+            argv = [*self._prefix, *self._limited, sys.executable, "-m", "banksman", "serve", "--config", str(config)]
             self.process = subprocess.Popen(
-                [*self._limited, sys.executable, "-m", "banksman", "serve", "--config", str(config)],
+                passing.words(self._listeners, argv) if self._listeners else argv,
+                pass_fds=[listener.fileno() for listener in self._listeners],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -119,7 +134,7 @@ class Served:
             )
         assert self.process.stdout is not None
         line = self.printed = self.process.stdout.readline()
-        assert "http://" in line, (line, self.log.read_text(encoding="utf-8"))
+        assert "://" in line, (line, self.log.read_text(encoding="utf-8"))
         self.port = port_of(line)
         self.settings["port"] = self.port
 
@@ -163,7 +178,7 @@ class Served:
         headers: Mapping[str, str] | None = None,
         token: bool = True,
     ) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS_MAX)
+        connection = self.connection()
         sent = {**(AUTHORIZATION if token else {}), **(headers or {})}
         data: bytes | None = body if isinstance(body, bytes) else None
         if body is not None and data is None:
@@ -175,6 +190,14 @@ class Served:
             return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         finally:
             connection.close()
+
+    def connection(self) -> http.client.HTTPConnection:
+        """Return a connection that is made with its first request. A certificate of the settings is its own CA."""
+        ca: str | None = self.settings.get("tls_cert")
+        if ca is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS_MAX)
+        context = ssl.create_default_context(cafile=ca)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=SECONDS_MAX, context=context)
 
     def get(self, path: str, **more: Any) -> Any:
         answer = self.request("GET", path, **more)
@@ -215,8 +238,11 @@ class Served:
         accept: str = "text/event-stream",
         host: str | None = None,
         token: str = TOKEN,
+        user: str | None = None,
     ) -> Generator[Stream]:
         headers = {"Host": host or f"127.0.0.1:{self.port}", "Accept": accept, "Authorization": f"Bearer {token}"}
+        if user is not None:
+            headers["X-Forwarded-User"] = user
         if after is not None:
             headers["Last-Event-ID"] = after
         with socket.create_connection(("127.0.0.1", self.port), SECONDS_MAX) as peer:
@@ -243,7 +269,7 @@ def shared(folder: Path, **settings: Any) -> Generator[Served]:
 
 def port_of(line: str) -> int:
     """Return the port of the address that a server prints."""
-    return int(line[line.index("http://") :].split(":")[2].partition("/")[0])
+    return int(line[line.index("http") :].split(":")[2].partition("/")[0])
 
 
 class Sent(NamedTuple):

@@ -31,7 +31,14 @@ def problem(answer: Answer, status: int, type_: str) -> Any:
 
 STATUSES = {
     **{errors.UsageError: 422, errors.NotFound: 404, errors.ProgramNotFound: 422, errors.ProgramNotExecutable: 422},
-    **{errors.CommandError: 409, errors.Refused: 409, errors.QueueFull: 429, errors.Busy: 409, errors.NotOwner: 409},
+    **{
+        errors.CommandError: 409,
+        errors.HookFailed: 409,
+        errors.Refused: 409,
+        errors.QueueFull: 429,
+        errors.Busy: 409,
+        errors.NotOwner: 409,
+    },
     **{
         errors.NameTaken: 409,
         errors.Closed: 409,
@@ -123,14 +130,16 @@ def test_draining_server_refuses_new_work_and_shows_sessions(tmp_path: Path) -> 
             assert served.request("POST", "/v1/drain", {"timeout": 60}).status == 202
             while not served.get("/v1/server")["draining"]:
                 pass
-            for path, body in (
-                ("/v1/sessions", {"command": fake_agent.command()}),
-                ("/v1/commands", {"argv": ["true"]}),
-                (f"/v1/sessions/{session}/turns", {"prompt": "more"}),
+            # The next server serves this session, so a client may ask again.
+            for path, body, type_ in (
+                ("/v1/sessions", {"command": fake_agent.command()}, "closed"),
+                ("/v1/commands", {"argv": ["true"]}, "closed"),
+                (f"/v1/sessions/{session}/turns", {"prompt": "more"}, "moving"),
             ):
-                problem(served.request("POST", path, body), 503, "closed")
+                problem(served.request("POST", path, body), 503, type_)
             assert served.get(f"/v1/sessions/{session}/turns/{turn}")["outcome"] is None
-            problem(served.request("GET", "/healthz", token=False), 503, "draining")
+            for path in ("/readyz", "/healthz"):
+                problem(served.request("GET", path, token=False), 503, "draining")
             assert served.get("/livez") == {"status": "ok"}
             # A client may interrupt the running turn, and then the server exits.
             served.post(f"/v1/sessions/{session}/interrupt")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from banksman.errors import UsageError
-from banksman.server.embedded import store_of
+from banksman.server.served_host import store_of
 from banksman.server.server_settings import ServerSettings, is_loopback, load
 
 

@@ -23,6 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from banksman import BanksmanError, Host, Turn
+from banksman.core.session.event import SESSION_HANDED_OVER
+from banksman.process import hold_record
+from banksman.sessions import held_session
+from banksman.store.sqlite import SqliteLog
 from banksman.testing import fake_agent
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -53,7 +57,7 @@ class Program:
         return "here"
 
     async def open(self, how: dict[str, Any]) -> str:
-        return (await self.host.open("claude", **how)).id
+        return (await self.host.open(how.pop("agent", "claude"), **how)).id
 
     async def ask(self, session: str, prompt: str, how: dict[str, Any]) -> str:
         turn = await self.host.session(session).ask(prompt, **how)
@@ -69,10 +73,74 @@ class Program:
     async def close(self, session: str) -> None:
         await self.host.session(session).close()
 
+    async def take_up(self) -> list[str]:
+        """Take up the sessions that wait for a host, and return those that this host has now."""
+        await self.host.take_up()
+        return [session.id for session in self.host.our_sessions() if session.is_open]
 
-async def serve(control: socket.socket, store: str) -> None:
+    async def take_up_held(self) -> list[str]:
+        """Take up the sessions whose process waits for a host, and return those that this host has now."""
+        await self.host.take_up_held()
+        return [session.id for session in self.host.our_sessions() if session.is_open]
+
+    async def die_after_claim(self) -> None:
+        """Take the sessions up, and die between the answer of a keeper and the first append."""
+        held_session.Adopted.entries = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        await self.host.take_up()
+
+    async def fill_disk(self) -> None:
+        """Let every write to an open record fail, as on a full disk."""
+        full = os.open("/dev/full", os.O_WRONLY)
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # The fd of the listing.
+                if os.readlink(f"/proc/self/fd/{name}").endswith(hold_record.SUFFIX):
+                    os.dup2(full, int(name), inheritable=False)
+
+    async def hand_over(self, hold_seconds: float) -> None:
+        await self.host.drain(hand_over=True, hold_seconds=hold_seconds)
+
+    async def hand_over_and_die(self, hold_seconds: float) -> None:
+        """Hand the sessions over, and die when the first of them would log it."""
+        append = SqliteLog.append
+
+        def die(log: SqliteLog, *words: Any) -> None:
+            if SESSION_HANDED_OVER in {kind for _, kind, _ in words[4]}:
+                os.kill(os.getpid(), signal.SIGKILL)
+            append(log, *words)
+
+        SqliteLog.append = die  # pyright: ignore[reportAttributeAccessIssue]
+        await self.hand_over(hold_seconds)
+
+    async def hand_over_and_freeze(self, hold_seconds: float) -> None:
+        """Hand the sessions over, and stop, as by SIGSTOP, when the first of them would log it."""
+        append = SqliteLog.append
+
+        def freeze(log: SqliteLog, *words: Any) -> None:
+            if SESSION_HANDED_OVER in {kind for _, kind, _ in words[4]}:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            append(log, *words)
+
+        SqliteLog.append = freeze  # pyright: ignore[reportAttributeAccessIssue]
+        await self.hand_over(hold_seconds)
+
+    async def result(self, session: str, turn: str) -> list[str | None]:
+        """Return the outcome of any turn, and its text."""
+        outcome = await (await self.host.session(session).turn(turn)).outcome()
+        return [outcome.kind.value, outcome.text]
+
+    async def stop(self, session: str, turn: str) -> bool:
+        return (await self.host.session(session).interrupt(turn)).stopped
+
+    async def questions(self, session: str) -> list[str]:
+        return [question.id for question in await self.host.session(session).open_questions()]
+
+    async def answer(self, session: str, question: str) -> bool:
+        return (await self.host.session(session).answer(question, "allow")).is_first
+
+
+async def serve(control: socket.socket, store: str, survive: str, hold_seconds: float) -> None:
     reader, writer = await asyncio.open_connection(sock=control, limit=LINE_BYTES_MAX)
-    async with Host(store) as host:
+    async with Host(store, survive=survive or None, hold_seconds=hold_seconds) as host:
         program = Program(host, writer)
         writer.write(b'{"number": 0, "value": null}\n')
         tasks: set[asyncio.Task[None]] = set()
@@ -86,9 +154,9 @@ async def serve(control: socket.socket, store: str) -> None:
     writer.close()
 
 
-def main(fd: str, store: str) -> None:
+def main(fd: str, store: str, survive: str, hold_seconds: str) -> None:
     signal.alarm(LIFE_SECONDS_MAX)
-    asyncio.run(serve(socket.socket(fileno=int(fd)), store))
+    asyncio.run(serve(socket.socket(fileno=int(fd)), store, survive, float(hold_seconds)))
 
 
 # -- the side of the test --------------------------------------------------------------------------------------------
@@ -128,6 +196,10 @@ class Remote:
         number = len(self._answers)
         self._writer.write(json.dumps({"number": number, "what": what, "words": words}).encode() + b"\n")
         return self._expect(number)
+
+    def call(self, what: str, **words: Any) -> asyncio.Future[Any]:
+        """Run a method of `Program`."""
+        return self._tell(what, **words)
 
     def ping(self) -> asyncio.Future[Any]:
         """Return an answer that comes after all earlier commands have begun."""
@@ -175,12 +247,13 @@ class Remote:
 
 
 @asynccontextmanager
-async def remote(store: Path | str, mark: str) -> AsyncGenerator[Remote]:
-    """Start such a host, and kill it at the end."""
+async def remote(store: Path | str, mark: str, survive: str = "", hold_seconds: float = 60.0) -> AsyncGenerator[Remote]:
+    """Start such a host, and kill it at the end. `survive`, `hold_seconds`: see `banksman.Host`."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             words = [sys.executable, "-m", "tests.sessions.crash_host", str(theirs.fileno()), f"sqlite:{store}"]
+            words += [survive, str(hold_seconds)]
             process = subprocess.Popen(
                 words, cwd=REPOSITORY, env={**os.environ, MARK: mark}, pass_fds=(theirs.fileno(),)
             )

@@ -67,7 +67,7 @@ class Case:
     async def reached(self, mark: Path) -> None:
         """Wait until the agent has created this file, and read everything that it said before."""
         await exists(mark)
-        process = self.session._driver._process  # pyright: ignore[reportPrivateUsage]
+        process = self.session._driver.process.driven  # pyright: ignore[reportPrivateUsage]
         if process is not None:
             process.agent.look_now()
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from banksman.core.session.event import Entry
 from banksman.errors import NotOwner, Unreachable
-from banksman.store.log import Done, KnownSession, OwnershipListener
+from banksman.store.log import OwnershipListener
+from banksman.store.log_values import Done, KnownSession
 from banksman.store.memory import MemoryLog
 
 

@@ -13,7 +13,7 @@ from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.budget import Budget
 from banksman.core.session.usage import NO_USAGE, Usage
 from banksman.sessions import budget_ledger
-from banksman.sessions.budget_ledger import Claim, Ledger, SharedBudgets
+from banksman.sessions.budget_ledger import BudgetClaim, Ledger, SharedBudgets
 
 DAY = "2026-11-18"
 SESSIONS = ("one", "two", "three")
@@ -31,7 +31,7 @@ def moves(state: State) -> Iterator[State]:
     """Yield what may happen next. The state has the sent turns, and those of them that the log has."""
     ledger, phases, sent, logged = state
     for index, session in enumerate(SESSIONS):
-        claim = Claim(session, f"{session}#1", "alice")
+        claim = BudgetClaim(session, f"{session}#1", "alice")
 
         def moved(phase: str, *, at: int = index) -> tuple[str, ...]:
             return (*phases[:at], phase, *phases[at + 1 :])
@@ -76,7 +76,7 @@ def test_no_order_of_claims_exceeds_a_cap_on_turns() -> None:
 Wrong = Callable[..., Any]
 
 
-def _spends_last_unit_twice(ledger: Ledger, wanted: Claim) -> tuple[Ledger, bool]:
+def _spends_last_unit_twice(ledger: Ledger, wanted: BudgetClaim) -> tuple[Ledger, bool]:
     """Compare only what is used, and not what is claimed."""
     _, granted = right_claim(replace(ledger, claims=frozenset()), wanted)
     return replace(ledger, claims=ledger.claims | {wanted}) if granted else ledger, granted
@@ -119,7 +119,7 @@ def test_usage_of_others_never_falls_and_a_new_day_begins_empty() -> None:
     # The own usage is not durable yet, so the log lacks it.
     ledger = budget_ledger.read(ledger, {"alice": Usage(Tokens(30))})
     assert [use.used for use in budget_ledger.uses(ledger)] == [40]
-    ledger, granted = budget_ledger.claim(ledger, Claim("one", "t#1", "alice"))
+    ledger, granted = budget_ledger.claim(ledger, BudgetClaim("one", "t#1", "alice"))
     assert granted
     ledger = budget_ledger.on_day(ledger, "2026-11-19")
     assert [use.used for use in budget_ledger.uses(ledger)] == [0]

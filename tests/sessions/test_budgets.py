@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.process.helpers import wait_pass
 from tests.sessions.crash_host import remote
 from tests.sessions.helpers import QUICK, opened
 from tests.thorough import one_in
@@ -218,3 +219,12 @@ async def test_restarted_host_knows_usage_of_the_day(tmp_path: Path) -> None:
         await session.ask("@@say hello")
         await held(host, "two")
         assert len(session.status().queue) == 1
+
+
+async def test_restarted_host_shows_usage_before_its_first_session(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'store.db'}"
+    async with Host(store, budget={"tokens": 100}) as host:
+        session = await host.open("claude", name="one", command=fake_agent.command(), options=QUICK)
+        assert (await (await session.ask("@@used 40 0")).outcome()).kind is Kind.DONE
+    async with Host(store, budget={"tokens": 100}) as host, asyncio.timeout(60):
+        await wait_pass(lambda: [use.used for use in host.budget_uses()] == [40])

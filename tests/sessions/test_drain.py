@@ -353,6 +353,21 @@ async def test_left_session_log_names_queued_turns(tmp_path: Path, marker: str) 
         await it.second.session(NAME).close()
 
 
+async def test_session_that_a_caller_opens_while_the_host_takes_it_up_causes_no_warning(
+    tmp_path: Path, marker: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pair(tmp_path, marker) as it:
+        turn = await it.reaches("@@hang")
+        waiting = await it.session.ask("@@say two")
+        await it.session.leave(0)
+        assert (await turn.outcome()).kind is Kind.INTERRUPTED
+        opening = it.second.open("claude", name=NAME, command=it.agents.command("-second"), options=QUICK)
+        session, _ = await asyncio.gather(opening, it.second.take_up())
+        assert (await (await session.turn(waiting.id)).outcome()).text == "two"
+        await session.close()
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 # -- other ends ------------------------------------------------------------------------------------------------------
 async def test_close_of_leaving_session_refuses_its_queue(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:

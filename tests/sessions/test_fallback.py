@@ -7,15 +7,17 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.sessions.helpers import QUICK, bodies
+from tests.sessions.helpers import QUICK, bodies, let_pass
 from tests.sessions.test_provider_errors import LIMITED, rate_limit
 
 from banksman import Event, Host, Kind, Session, UsageError
 from banksman.core.session import event as kinds
 from banksman.errors import ProgramNotFound
+from banksman.sessions import session_timers
 from banksman.store import transfer
 from banksman.testing import fake_agent, fake_codex
 from banksman.testing.fake_agent import Evidence
@@ -105,29 +107,38 @@ async def test_limited_session_falls_back_and_shows_it(scene: Scene) -> None:
         assert await changes(session) == [("claude", "codex", "limited")]
         assert scene.prompts("codex") == ["hello"]
         assert len(scene.prompts("claude")) == 1
+        # Usage is counted for the agent that served the turn.
+        turns = {row.key: row.usage.turns for row in await host.usage("agent")}
+        assert turns == {"claude": 1, "codex": 1}
         # Frames of both dialects are projected for readers.
         shown = [event for event in await events(session) if event.kind == kinds.UPDATE and event.body["updates"]]
         assert any(b"you said: hello" in event.data for event in shown)
         await session.close()
 
 
-async def test_session_returns_to_first_agent_and_its_conversation(scene: Scene) -> None:
+async def test_session_returns_to_first_agent_and_its_conversation(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Host(store=scene.store) as host:
         session = await scene.open(host)
         assert await answer(session, "one") == (Kind.DONE, "one")
         first = session.status().conversation
         assert first is not None
-        await answer(session, limit(1))
+        await answer(session, limit(3600))
         assert await answer(session, "two") == (Kind.DONE, "you said: two")
         second = session.status().conversation
         assert second not in (None, first)
+        # The limit ends. No test could wait for it, and a shorter one would end too early on a busy machine.
+        later = SimpleNamespace(time=lambda: time.time() + 7200)
+        monkeypatch.setattr(session_timers, "time", later)
+        let_pass(session_timers.WALL_SECONDS_MAX)
         await until(lambda: is_free(session))
         assert await answer(session, "three") == (Kind.DONE, "three")
         assert session.status().conversation == first
         assert await changes(session) == [("claude", "codex", "limited"), ("codex", "claude", "available again")]
         retired = bodies(await events(session), kinds.PROCESS_RETIRED)
         assert [body["reason"] for body in retired] == ["fallback", "fallback"]
-        await answer(session, limit())
+        await answer(session, limit(36_000))
         assert await answer(session, "four") == (Kind.DONE, "you said: four")
         assert session.status().conversation == second
         await session.close()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from tests.sessions.helpers import exists, opened, touch
 
 from banksman import Host, Kind, Outcome, Session
+from banksman.core.dialects.claude import CLAUDE
 from banksman.core.session import event as kinds
-from banksman.core.session.state import Stdin
+from banksman.core.session.state import ProcessState, Stdin
 from banksman.sessions import frame_reader as backlogs
-from banksman.sessions.frame_reader import PASS_SECONDS_MAX, SLICE_LINES_MAX, Backlog, slices
+from banksman.sessions.diagnostics import Counters
+from banksman.sessions.frame_reader import PASS_SECONDS_MAX, SLICE_LINES_MAX, Backlog, FrameReader, slices
 from banksman.testing import fake_agent
 
 
@@ -46,11 +48,11 @@ async def test_backlog_yields_to_loop_between_passes() -> None:
     loop.call_soon(other)
     names = [str(number) for number in range(20)]
     backlog.take(*(step(name) for name in names[:12]))
-    assert backlog
+    assert backlog.steps
     # Later work runs after earlier work.
     backlog.take(*(step(name) for name in names[12:]))
     await is_empty
-    assert not backlog
+    assert not backlog.steps
     assert [name for name in order if name != "other"] == names
     runs = "".join("x" if name == "other" else "." for name in order).strip("x").split("x")
     # A run has as much work as fits into one pass.
@@ -68,17 +70,51 @@ async def test_backlog_runs_small_work_at_once_and_in_order() -> None:
 
     backlog.take(first, lambda: done.append(2))
     assert done == [1, 2, 3]
-    assert not backlog
+    assert not backlog.steps
 
 
 def test_slices_keep_all_lines_in_order() -> None:
-    few, many = [b"x"] * SLICE_LINES_MAX, [b"%d" % number for number in range(10 * SLICE_LINES_MAX + 1)]
+    few, many = b"x\r\n" * SLICE_LINES_MAX, b"".join(b"%d\r\n" % number for number in range(10 * SLICE_LINES_MAX))
     assert slices(few) == [few]
-    assert [line for part in slices(many) for line in part] == many
-    assert max(map(len, slices(many))) == SLICE_LINES_MAX
+    assert slices(few + b"rest") == [few + b"rest"]
+    for rest in (b"", b"rest", b"\n", b"\n\nrest"):
+        parts = slices(many + rest)
+        assert b"".join(parts) == many + rest
+        assert max(part.count(b"\n") for part in parts) == SLICE_LINES_MAX
+        assert all(part.endswith(b"\n") for part in parts[:-1])
+        assert b"" not in parts
 
 
 @pytest.mark.thorough
+async def test_frame_reader_completes_a_line_that_another_host_has_begun() -> None:
+    found: list[bytes] = []
+
+    class Listener:
+        counters = Counters()
+        last_in: float | None = None
+        process_state = ProcessState()
+        dialect = CLAUDE
+
+        def on_frames(self, process: int, lines: Sequence[bytes], meanings: object) -> None:
+            found.extend(lines)
+
+        def fail(self, exc: BaseException) -> None:
+            raise exc
+
+        def on_backlog(self) -> None: ...
+        def on_caught_up(self) -> None: ...
+
+    old, following = FrameReader(Listener()), FrameReader(Listener())
+    old.begin(1000)
+    old.feed(1, b'{"one": 1}\n{"two"')
+    assert old.partial is not None
+    following.begin(1000, old.partial)
+    following.feed(1, b": 2}\n")
+    assert found == [b'{"one": 1}', b'{"two": 2}']
+    following.feed(1, b"x" * 2000)
+    assert following.partial is None, "a frame that is too large has no other reader"
+
+
 async def test_flooding_agent_does_not_block_others_and_is_ended() -> None:
     """One read returns half a million lines."""
     async with asyncio.timeout(60), Host("memory:") as host:

@@ -256,13 +256,13 @@ async def test_reading_pauses_while_too_much_is_uncommitted_and_resumes(
         def noted(*args: Any) -> None:
             on_frames(*args)
             if driver._log_writer.is_behind:
-                paused_when_behind.append(driver._process.is_paused)
+                paused_when_behind.append(driver.process.driven.is_paused)
 
         driver.on_frames = noted
         assert (await case.answer("@@flood 5000 1000\n@@say done")).text == "done"
         assert paused_when_behind
         assert all(paused_when_behind)
-        assert not driver._process.is_paused
+        assert not driver.process.driven.is_paused
         assert driver._log_writer._uncommitted_bytes == 0
         assert (await case.answer("next")).text == "next"
         events = await case.events()

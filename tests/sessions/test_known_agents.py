@@ -16,6 +16,7 @@ from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process import launch
 from banksman.sessions import arguments, known_agents
+from banksman.sessions.containment import Containment
 from banksman.sessions.profile import QUIET_SECONDS_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +60,9 @@ def test_builtin_profiles_load() -> None:
         assert bool(profile.install) == bool(profile.command)
         assert profile.website.startswith("https://")
         assert profile.capabilities >= {"images", "interrupt", "questions", "resume"}
-        assert profile.scrub == ("nesting",)
+        assert profile.scrub == ("nesting", "secrets")
+        assert all(launch.may_be_secret(name) for name in profile.keep)
+        assert {name for name in profile.account if launch.may_be_secret(name)} <= set(profile.keep)
         assert profile.clocks["start"] >= 60.0
         # A turn that hangs must not block its queue forever, and a slow one must not be cut off.
         assert (profile.clocks["bytes"], profile.clocks["progress"]) == (1800.0, 7200.0)
@@ -253,7 +256,11 @@ def test_docs_example_profile_uses_every_key(users: Path) -> None:
     assert (agent.drain_seconds, agent.quiet_seconds, agent.after_interrupt) == (5.0, 0.1, "sweep")
     assert agent.timings == Timings(eof=1.0, grace=5.0, linger=0.3, drain=2.0)
     assert dict(agent.clocks) == {"start": 60.0, "bytes": 1800.0, "progress": 7200.0}
-    assert (agent.scrub, dict(agent.variables)) == (("nesting",), {"HOUSE_AGENT_TELEMETRY": "off"})
+    assert (agent.scrub, agent.keep) == (("nesting", "secrets"), ("HOUSE_AGENT_KEY",))
+    assert dict(agent.variables) == {"HOUSE_AGENT_TELEMETRY": "off"}
+    assert agent.containment == Containment(
+        user="agent", limits={"nofile": 1024}, wrap="bwrap", on_open=("make-place", "{cwd}")
+    )
     assert agent.quirks == Quirks(cancel_may_say=("end_turn",), error_texts=("^API error: ",), silence_is_error=True)
     assert agent.leaves_tools
     assert agent.note == "what else a person should know"
@@ -438,6 +445,15 @@ def test_find_agents_finds_programs_as_a_shell_does(
     (users / "mine.toml").write_text(f'extends = "custom"\ncommand = ["{program}"]\n')
     found = {each.name: each.path for each in known_agents.find_agents() if each.path is not None}
     assert found == {"gemini": str(program), "mine": str(program)}
+
+
+def test_documented_table_has_the_variables_that_the_profiles_keep() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    table = page.partition("| agents | keys of their providers |\n|---|---|\n")[2].partition("\n\n")[0]
+    rows = [[re.findall(r"`(\S+)`", cell) for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    found = {agent: keys for agents, keys in rows for agent in agents}
+    kept = {agent: list(known_agents.load(agent).keep) for agent in known_agents.packaged()}
+    assert found == {agent: keys or ["env="] for agent, keys in kept.items()}
 
 
 # -- use of a profile ------------------------------------------------------------------------------------------------

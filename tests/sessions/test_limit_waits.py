@@ -19,12 +19,12 @@ from tests.sessions.test_provider_errors import LIMITED, failure, rate_limit
 from banksman import AgentError, ErrorKind, Event, Host, Kind, LimitReached, Session, UsageError
 from banksman.core.session import event as kinds
 from banksman.core.session import fallback
-from banksman.sessions import driver
+from banksman.sessions import session_timers
 from banksman.sessions.accounts import JITTER_PART, JITTER_SECONDS_MAX, AccountLimits
 from banksman.testing import fake_agent
 
 SECONDS_MAX = 60
-# No test waits so long: the tests set the wall clock that the driver reads.
+# No test waits so long: the tests set the wall clock that the timers read.
 UNTIL = float(int(time.time()) + 36_000)
 LIMITED_ONCE = {
     "prompt 1": [f"raw {rate_limit(UNTIL)}", f"boundary {json.dumps(LIMITED)}"],
@@ -41,11 +41,11 @@ async def waiting(session: Session) -> None:
 
 @pytest.fixture
 def reset(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Set the wall clock to the end of the limit plus so many seconds. The driver looks at it within a minute."""
+    """Set the wall clock to the end of the limit plus so many seconds. The timers look at it within a minute."""
 
     def set_clock(seconds: float = JITTER_SECONDS_MAX) -> None:
-        monkeypatch.setattr(driver, "time", SimpleNamespace(time=lambda: UNTIL + seconds))
-        let_pass(driver.WALL_SECONDS_MAX)
+        monkeypatch.setattr(session_timers, "time", SimpleNamespace(time=lambda: UNTIL + seconds))
+        let_pass(session_timers.WALL_SECONDS_MAX)
 
     return set_clock
 

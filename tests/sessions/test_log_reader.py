@@ -15,7 +15,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.event import Project
 from banksman.runtime import base_host as run_host
 from banksman.sessions.log_reader import LogReaders
-from banksman.store.log import Page
+from banksman.store.log_values import Page
 from banksman.store.memory import MemoryLog
 from banksman.testing import checks, fake_agent
 

@@ -104,7 +104,7 @@ async def test_lost_lease_shortens_ladder_without_skipping_rungs(
     leave_keepers_untold(monkeypatch)
     async with opened(tmp_path, marker) as case:
         await case.running("one")
-        process: Any = case.session._driver._process  # pyright: ignore[reportPrivateUsage]
+        process: Any = case.session._driver.process.driven  # pyright: ignore[reportPrivateUsage]
         command: Command = process.agent._command
         case.lose(0.6)
         await case.session.wait_closed()

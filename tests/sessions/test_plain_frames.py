@@ -78,7 +78,8 @@ async def test_failure_of_a_plain_frame_fails_the_session(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(*((plain_frames, "plain_entries") if where == "entries" else (log, "append")), fail)
+    place = (plain_frames.FrameLabel, "entries") if where == "entries" else (log, "append")
+    monkeypatch.setattr(*place, fail)
     try:
         driver.on_frames(1, [b"x"], [])
         is_raised = False
@@ -87,10 +88,11 @@ async def test_failure_of_a_plain_frame_fails_the_session(
     assert is_raised is isinstance(error, KeyboardInterrupt)
     assert driver.error is error
     assert len(listener.failures) == 1
-    # The record of the failure has the frames before it.
+    # The record of the failure has the frames before it, and the one that the store refused.
     flight = driver.recorder.flight()
     assert flight is not None
-    assert [fact.lines for fact in flight[1] if isinstance(fact, FramesRead)] == [[b""]]
+    noted = [b""] if where == "entries" else [b"", b""]
+    assert [fact.lines for fact in flight[1] if isinstance(fact, FramesRead)] == [noted]
     await log.close()
 
 

@@ -287,14 +287,14 @@ async def test_place_is_freed_when_session_fails_by_internal_bug(
 
     async with crowd(tmp_path, processes_max=1) as them:
         broken, other = await them.open("broken"), await them.open("other")
-        broken.session._driver.spawn = fail  # pyright: ignore[reportPrivateUsage]
+        broken.session._driver.process.spawn = fail  # pyright: ignore[reportPrivateUsage]
         turn = await broken.ask("one")
         assert (await turn.outcome()).kind is Kind.FAILED
         assert "a bug" in caplog.text
         waiting = await other.ask("two")
         # If the place is not free now, it never is.
         await broken.session.wait_closed()
-        assert "0 waiting" in repr(other.session._driver._pool)  # pyright: ignore[reportPrivateUsage]
+        assert "0 waiting" in repr(other.session._driver.process._pool)  # pyright: ignore[reportPrivateUsage]
         assert (await other.outcome(waiting)).text == "two"
         them.cases.remove(broken)  # Its log has no end.
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.sessions.helpers import SHORT_DRAIN, bodies, interrupts, let_pass, opened, prompts, sent, touch
 
-from banksman import BACKGROUND, INTERACTIVE, NORMAL, Busy, Kind, QueueFull, Refused, Turn
+from banksman import BACKGROUND, INTERACTIVE, NORMAL, Busy, Kind, NotFound, QueueFull, Refused, Turn, UsageError
 from banksman.core.session import event as kinds
 
 
@@ -165,6 +165,56 @@ async def test_queued_ask_can_be_moved_within_its_class(tmp_path: Path) -> None:
         assert prompts(case) == ["first", "c", "b", "a", "low"]
         assert await case.kinds() != []
         assert len(bodies(await case.events(), kinds.QUEUE_CHANGED)) == 2
+
+
+async def test_edited_ask_runs_with_its_new_prompt_in_its_new_class(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        go = case.path("go")
+        first = await case.reaches(f"first\n@@say first\n@@wait {go}", priority=INTERACTIVE)
+        a, b = [await case.ask(word) for word in "ab"]
+        await b.edit(prompt="better", priority=INTERACTIVE, caller="bob")
+        with pytest.raises(Refused, match="not queued"):
+            await first.edit(prompt="late")
+        with pytest.raises(UsageError):
+            await a.edit()
+        with pytest.raises(NotFound):
+            await case.session.edit("t-none", prompt="x")
+        touch(go)
+        assert [(await case.outcome(turn)).text for turn in (a, b)] == ["a", "better"]
+        assert prompts(case) == ["first", "better", "a"]
+        edited = {"prompt": "better", "priority": INTERACTIVE, "caller": "bob"}
+        assert bodies(await case.events(), kinds.TURN_EDITED) == [edited]
+
+
+async def test_ask_that_shares_a_turn_or_a_hold_keeps_its_class(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        first = await case.running("first")
+        one, two = [await case.ask(word, on_busy="collect") for word in ("one", "two")]
+        with pytest.raises(Refused, match="share"):
+            await two.edit(priority=BACKGROUND)
+        await two.edit(prompt="2")
+        await first.interrupt()
+        assert [(await case.outcome(turn)).text for turn in (one, two)] == ["one\n\n2"] * 2
+        async with case.session.hold():
+            running = await case.running("in the hold")
+            held = await case.ask("held")
+            with pytest.raises(Refused, match="hold"):
+                await held.edit(priority=INTERACTIVE)
+            await running.interrupt()
+            await case.outcome(held)
+
+
+async def test_requeued_ask_is_not_edited(tmp_path: Path) -> None:
+    script = {"prompt 1": ["say so far", "hang"], "prompt 2": ["hang"]}
+    async with opened(tmp_path, script) as case:
+        slow = await case.ask("slow", priority=BACKGROUND, on_preempt="requeue")
+        await case.wait_said("so far")
+        urgent = await case.ask("urgent", priority=INTERACTIVE)
+        await case.wait_kind(kinds.TURN_REQUEUED)
+        with pytest.raises(Refused, match="may have its prompt"):
+            await slow.edit(prompt="other")
+        await urgent.interrupt()
+        await case.outcome(slow)
 
 
 # -- requeue ---------------------------------------------------------------------------------------------------------

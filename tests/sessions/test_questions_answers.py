@@ -65,7 +65,7 @@ async def test_open_question_is_visible_in_status(tmp_path: Path) -> None:
         assert (status.phase, status.questions) == ("running", (question,))
         assert {clock.name for clock in status.clocks if clock.is_running} == {"human"}
         # The agent has written everything and waits. A step that has not begun at this point does not begin.
-        process = case.session._driver._process  # pyright: ignore[reportPrivateUsage]
+        process = case.session._driver.process.driven  # pyright: ignore[reportPrivateUsage]
         assert process is not None
         process.agent.look_now()
         assert not case.path("done").exists()

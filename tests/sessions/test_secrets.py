@@ -18,7 +18,7 @@ from banksman.core.dialects.claude.reader import DESCRIPTION_CHARACTERS_MAX
 from banksman.core.dialects.failure_texts import RAW_CHARACTERS_MAX
 from banksman.core.session.event import TURN_ENDED, UPDATE
 from banksman.core.session.process_life import STDERR_CHARACTERS_MAX
-from banksman.core.wire.cut_text import CUT
+from banksman.core.wire.elided_text import CUT
 from banksman.sessions.agent_process import STDERR_BYTES_MAX
 from banksman.testing import fake_agent
 

@@ -11,7 +11,7 @@ import pytest
 from tests.sessions.helpers import QUICK, opened
 
 from banksman import Host, Kind, NotFound
-from banksman.store.log import READ_EVENTS_MAX, Page
+from banksman.store.log_values import READ_EVENTS_MAX, Page
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import fake_agent

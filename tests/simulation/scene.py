@@ -28,6 +28,7 @@ from banksman.sessions.log_writer import lease_name
 from banksman.sessions.ownership import OwnedSession
 from banksman.sessions.pool import Pool
 from banksman.sessions.questions import OnQuestion
+from banksman.sessions.readable_session import SessionParts
 from banksman.sessions.session import Session, Turn
 from banksman.testing import checks, sim
 from banksman.testing.world import Manner, Play, World, WorldLog, answer_to
@@ -80,7 +81,8 @@ class Scene:
         self.config = Config(dialect=CLAUDE, **config)
         self.first = State(config=self.config, conversation=conversation)
         ends: asyncio.Future[None] = self.loop.create_future()
-        self.session = Session(id, name=id, agent="claude", dialect=CLAUDE, store=self.log, ends=ends)
+        parts = SessionParts(id=id, name=id, agent="claude", dialect=CLAUDE, store=self.log, ends=ends)
+        self.session = Session(parts)
         epoch = at_once(self.log.claim(id, name=id, agent="claude"))
         past = SessionHistory(session=self.first)
         # The scene does not wait for the lease: `refusals` has the error if it was refused.
@@ -238,7 +240,7 @@ class Scene:
         state = self.driver.state
         process = state.process
         subjects = set(self.driver.timers)
-        assert all(timer.when() >= self.loop.time() for timer in self.driver.timers.values()), "one that fired is kept"
+        assert all(due >= self.loop.time() for due in self.driver.timers.values()), "one that fired is kept"
         if process.stdin is Stdin.FREE and process.phase is ProcessPhase.READY:
             assert not {(Timer.WRITE, f"{process.number}.{count}") for count in range(99)} & subjects
         if process.phase is ProcessPhase.READY:

@@ -16,7 +16,7 @@ from tests.simulation.scenarios import CASES  # noqa: E402
 from tests.thorough import thorough  # noqa: E402
 
 from banksman.core.process_facts import Report, WriteFailed  # noqa: E402
-from banksman.core.session.facts import AskWithdrawn, Fact, HoldReleased, TimerFired  # noqa: E402
+from banksman.core.session.facts import AskWithdrawn, Fact, HoldReleased  # noqa: E402
 from banksman.dispatcher import Dispatcher  # noqa: E402
 from banksman.sessions import log_reader  # noqa: E402
 from banksman.sessions.agent_process import DrivenProcess  # noqa: E402
@@ -24,7 +24,9 @@ from banksman.sessions.caller_futures import CallerFutures  # noqa: E402
 from banksman.sessions.driver import Driver  # noqa: E402
 from banksman.sessions.log_reader import LogReaders  # noqa: E402
 from banksman.sessions.log_writer import LogWriter  # noqa: E402
-from banksman.sessions.questions import Questions  # noqa: E402
+from banksman.sessions.questions import OpenQuestions  # noqa: E402
+from banksman.sessions.session_process import SessionProcess  # noqa: E402
+from banksman.sessions.session_timers import SessionTimers  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 
 Patch = Callable[[type, str, Callable[..., Any]], None]
@@ -81,40 +83,39 @@ def after_a_failure_appends_go_on_where_they_were(patch: Patch) -> None:
 @mutant("two_callers_and_the_first_process", "the_drain_is_over_as_the_boundary_comes")
 def a_timer_that_was_cancelled_is_kept(patch: Patch) -> None:
     def cancel(self: Any, subject: Any) -> None:
-        if subject in self.timers:
-            self.timers[subject].cancel()
+        del self, subject
 
-    patch(Driver, "_cancel_timer", cancel)
+    patch(SessionTimers, "cancel", cancel)
 
 
 @mutant("a_window_closes_and_its_turn_takes_its_time")
 def a_timer_that_fired_is_kept(patch: Patch) -> None:
-    def on_timer(self: Any, subject: Any) -> None:
-        if subject in self.timers:
-            self.dispatch(TimerFired(self.now(), subject))
+    def on_due(self: Any, subject: Any) -> None:
+        if subject in self.running:
+            self._fire(subject)
 
-    patch(Driver, "_on_timer", on_timer)
+    patch(SessionTimers, "_on_due", on_due)
 
 
 @mutant("a_write_breaks")
 def a_broken_write_is_ignored(patch: Patch) -> None:
-    plain: Any = Driver._on_report  # pyright: ignore[reportPrivateUsage]
+    plain: Any = SessionProcess._on_report  # pyright: ignore[reportPrivateUsage]
 
     def on_report(self: Any, number: int, report: Report) -> None:
         if not isinstance(report, WriteFailed):
             plain(self, number, report)
 
-    patch(Driver, "_on_report", on_report)
+    patch(SessionProcess, "_on_report", on_report)
 
 
 @mutant("an_exit_at_any_moment", "a_write_breaks")
 def the_next_process_is_told_apart_by_nothing(patch: Patch) -> None:
-    plain: Any = Driver._on_report  # pyright: ignore[reportPrivateUsage]
+    plain: Any = SessionProcess._on_report  # pyright: ignore[reportPrivateUsage]
 
     def on_report(self: Any, number: int, report: Report) -> None:
         plain(self, 1, report)
 
-    patch(Driver, "_on_report", on_report)
+    patch(SessionProcess, "_on_report", on_report)
 
 
 @mutant("the_log_is_slower_than_the_agent")
@@ -200,7 +201,7 @@ def a_question_that_is_over_leaves_its_callback(patch: Patch) -> None:
     def close(self: Any, id: str) -> None:
         self._open.pop(id, None)
 
-    patch(Questions, "close", close)
+    patch(OpenQuestions, "close", close)
 
 
 @thorough

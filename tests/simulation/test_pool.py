@@ -22,8 +22,8 @@ from tests.simulation.scene import MOMENT, explored  # noqa: E402
 from banksman.core.session.effects import ReportIdle  # noqa: E402
 from banksman.core.session.outcome import Kind  # noqa: E402
 from banksman.errors import BugError, NotOwner  # noqa: E402
-from banksman.sessions.driver import Driver  # noqa: E402
 from banksman.sessions.pool import START_SECONDS_MAX, Pool  # noqa: E402
+from banksman.sessions.session_process import SessionProcess  # noqa: E402
 from banksman.testing import sim  # noqa: E402
 from banksman.testing.world import Manner, Play, WorldLog  # noqa: E402
 
@@ -314,7 +314,7 @@ async def a_bug_in_one_session_is_no_other_sessions_matter() -> None:
     def spawn(*_: Any) -> Any:
         raise RuntimeError("a bug of ours")
 
-    crowd["a"].driver.spawn = spawn
+    crowd["a"].driver.process.spawn = spawn
     await crowd["a"].asking("hi")
     assert isinstance(crowd["a"].outcomes["hi"].error, BugError)
     crowd.ask("b")
@@ -399,13 +399,13 @@ def there_is_one_place_more(patch: Patch) -> None:
 
 @mutant("only_so_many_start_at_once")
 def a_start_is_over_as_it_begins(patch: Patch) -> None:
-    plain: Any = Driver.start_now
+    plain: Any = SessionProcess.start_now
 
     def start_now(self: Any) -> None:
         plain(self)
         self._pool.has_started(self)
 
-    patch(Driver, "start_now", start_now)
+    patch(SessionProcess, "start_now", start_now)
 
 
 @mutant("only_so_many_start_at_once", "a_start_that_hangs_does_not_count_for_ever")
@@ -434,32 +434,36 @@ def a_start_that_hangs_counts_for_ever(patch: Patch) -> None:
 
 @mutant("the_one_that_was_not_needed_for_the_longest_time_goes")
 def the_last_one_used_is_the_first_to_go(patch: Patch) -> None:
-    patch(Driver, "idle_since", property(lambda self: None if (s := self.state.idle_since) is None else -s))
+    patch(
+        SessionProcess,
+        "idle_since",
+        property(lambda self: None if (s := self._driver.state.idle_since) is None else -s),
+    )
 
 
 @mutant("one_that_is_needed_is_never_taken")
 def whoever_is_there_is_taken(patch: Patch) -> None:
     def evict(self: Any) -> None:
-        self._stop_process()
+        self._stop()
 
-    patch(Driver, "evict", evict)
-    patch(Driver, "idle_since", property(lambda self: 0.0))
+    patch(SessionProcess, "evict", evict)
+    patch(SessionProcess, "idle_since", property(lambda self: 0.0))
 
 
 @mutant("the_most_urgent_is_first")
 def the_first_is_the_first(patch: Patch) -> None:
-    patch(Driver, "urgency", property(lambda self: 0))
+    patch(SessionProcess, "urgency", property(lambda self: 0))
 
 
 @mutant("three_sessions_and_one_place")
 def nobody_looks_when_one_is_idle(patch: Patch) -> None:
-    plain: Any = Driver._perform  # pyright: ignore[reportPrivateUsage]
+    plain: Any = SessionProcess.perform
 
     def perform(self: Any, effect: Any) -> None:
         if not isinstance(effect, ReportIdle):
             plain(self, effect)
 
-    patch(Driver, "_perform", perform)
+    patch(SessionProcess, "perform", perform)
 
 
 @mutant("three_sessions_and_one_place")
@@ -493,7 +497,7 @@ def a_start_that_came_to_nothing_keeps_its_place(patch: Patch) -> None:
     plain: Any = Pool.leave
 
     def leave(self: Any, seat: Any) -> None:
-        if self.is_waiting(seat) or seat.state.process.phase.name != "STARTING":
+        if self.is_waiting(seat) or seat._driver.state.process.phase.name != "STARTING":
             plain(self, seat)
 
     patch(Pool, "leave", leave)
@@ -504,7 +508,7 @@ def nobody_looks_whose_conversation_it_is(patch: Patch) -> None:
     def hold(self: Any, conversation: str | None) -> None:
         pass
 
-    patch(Driver, "_hold_conversation", hold)
+    patch(SessionProcess, "_hold_conversation", hold)
 
 
 @mutant("a_conversation_is_free_when_its_session_is_closed")

@@ -18,7 +18,8 @@ from tests.store.kit import AT, Refusal, everything, known, lines, until
 
 from banksman.core.session.event import Entry, Event
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
-from banksman.store.log import Done, Head, Log, Snapshot
+from banksman.store.log import Log
+from banksman.store.log_values import Done, Head, Snapshot
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from tests.store.kit import AT, Opens, Writer, data, everything, everything_plac
 
 from banksman.core.session.event import Event, Project
 from banksman.errors import HistoryLost, StoreError, UsageError
-from banksman.store.log import READ_EVENTS_MAX
+from banksman.store.log_values import READ_EVENTS_MAX
 
 
 def what(events: list[Event]) -> list[tuple[str, int]]:

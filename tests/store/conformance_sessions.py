@@ -25,7 +25,8 @@ from tests.store.kit import (
 )
 
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
-from banksman.store.log import NUMBER_MAX, Chunk, Head, Log, Snapshot
+from banksman.store.log import Log
+from banksman.store.log_values import NUMBER_MAX, Chunk, Head, Snapshot
 
 
 def ids(log: Log) -> list[str]:

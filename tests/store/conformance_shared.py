@@ -31,7 +31,8 @@ from tests.store.kit import (
 )
 
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
-from banksman.store.log import Head, Log
+from banksman.store.log import Log
+from banksman.store.log_values import Head
 
 RACES = 50
 

@@ -11,7 +11,7 @@ from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.usage import Usage
 from banksman.errors import StoreError, UsageError
-from banksman.store.log import Chunk, UsageRow
+from banksman.store.log_values import Chunk, UsageRow
 
 DAY = 86_400.0
 # Days of AT and of the days around it.

@@ -9,7 +9,7 @@ import pytest
 from tests.store.kit import AT, Answers, Opens, Refusal, Writer, data, everything, known, lines, until
 
 from banksman.errors import NotOwner
-from banksman.store.log import Head
+from banksman.store.log_values import Head
 
 
 class WritingConformance(Opens):

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 
 from banksman.core.session.event import UPDATE, Entry, Event
 from banksman.errors import NotOwner, StoreError
-from banksman.store.log import READ_EVENTS_MAX, Chunk, Done, KnownSession, Log, PositionedEvent
+from banksman.store.log import Log
+from banksman.store.log_values import READ_EVENTS_MAX, Chunk, Done, KnownSession, PositionedEvent
 
 AT = 1700000000.25
 

@@ -11,7 +11,8 @@ from tests.thorough import one_in
 
 from banksman.core.session.event import UPDATE
 from banksman.errors import HistoryLost, NotOwner, UsageError
-from banksman.store.log import Head, Log, Owner
+from banksman.store.log import Log
+from banksman.store.log_values import Head, Owner
 from banksman.store.memory import MemoryLog
 from banksman.store.memory_session import CHUNK_BYTES, ENTRY_BYTES
 

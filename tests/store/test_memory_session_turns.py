@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from banksman.core.session.event import entry
-from banksman.store.log import Page
+from banksman.store.log_values import Page
 from banksman.store.memory import MemoryLog
 from banksman.store.memory_session import TurnIndexes
 from banksman.store.sqlite import SqliteLog, pages, turn_table

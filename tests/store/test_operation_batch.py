@@ -62,7 +62,7 @@ def batch() -> tuple[Clock, list[list[Operation]], OperationBatch[Operation]]:
     return clock, passed, OperationBatch(cast(asyncio.AbstractEventLoop, clock), passed.append)
 
 
-def test_batch_passes_a_lone_operation_on_in_the_same_pass_of_the_loop() -> None:
+def test_batch_passes_a_lone_operation_on_in_the_next_pass_of_the_loop() -> None:
     clock, passed, waiting = batch()
     for _ in range(3):
         one, other = Waiting(), Waiting()
@@ -85,32 +85,45 @@ def test_batch_collects_the_operations_of_a_window_and_passes_them_on_at_its_end
     assert passed == [[first], [second, third]]
 
 
-def test_batch_passes_an_urgent_operation_on_immediately_behind_those_that_wait() -> None:
+def test_batch_passes_an_urgent_operation_on_in_the_next_pass_behind_those_that_wait() -> None:
     clock, passed, waiting = batch()
-    first, second, urgent = Waiting(), Waiting(), Urgent()
+    first, second, urgent, behind = Waiting(), Waiting(), Urgent(), Waiting()
     waiting.add(first)
     clock.advance()
     waiting.add(second)
     waiting.add(urgent)
-    assert passed == [[first], [second, urgent]]
+    waiting.add(behind)
+    # A caller of `add` must not be called back by it.
+    assert passed == [[first]]
+    clock.advance()
+    assert passed == [[first], [second, urgent, behind]]
     # The timer of the window has nothing left to pass on.
     clock.advance(COALESCE_SECONDS)
     assert len(passed) == 2
 
 
 def test_batch_of_many_bytes_does_not_wait() -> None:
-    _, passed, waiting = batch()
-    first, large = Waiting(), Waiting(BATCH_BYTES_MAX + 1)
+    clock, passed, waiting = batch()
+    first, second, large = Waiting(), Waiting(), Waiting(BATCH_BYTES_MAX + 1)
     waiting.add(first)
+    clock.advance()
+    waiting.add(second)
     waiting.add(large)
-    assert passed == [[first, large]]
+    clock.advance()
+    assert passed == [[first], [second, large]]
 
 
 def test_batch_of_many_operations_does_not_wait() -> None:
-    _, passed, waiting = batch()
-    for _ in range(2 * BATCH_OPERATIONS_MAX + 1):
+    clock, passed, waiting = batch()
+    waiting.add(Waiting())
+    clock.advance()
+    for _ in range(BATCH_OPERATIONS_MAX - 1):
         waiting.add(Waiting())
-    assert [len(operations) for operations in passed] == [BATCH_OPERATIONS_MAX] * 2
+    clock.advance()
+    assert len(passed) == 1
+    waiting.add(Waiting())
+    clock.advance()
+    assert [len(operations) for operations in passed] == [1, BATCH_OPERATIONS_MAX]
 
 
 def test_batch_delays_no_operation_by_more_than_the_window() -> None:

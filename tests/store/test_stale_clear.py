@@ -34,7 +34,8 @@ from banksman.core.session.outcome import Kind
 from banksman.core.session.session_config import Config
 from banksman.errors import NotOwner, UsageError
 from banksman.sessions import recovery
-from banksman.store.log import Done, Log
+from banksman.store.log import Log
+from banksman.store.log_values import Done
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import sim
 from banksman.testing.world import WorldLog

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from banksman.core.dialects.claude import CLAUDE
+from banksman.core.redaction.redactor import Redactor
 from banksman.core.session import history as pasts
 from banksman.core.session.event import (
     PROCESS_STARTED,
@@ -35,11 +36,11 @@ from banksman.core.session.event import (
     entry,
 )
 from banksman.core.session.session_config import Config
-from banksman.core.wire.redaction import REDACTED, Redactor
+from banksman.core.wire.elided_text import REDACTED
 from banksman.errors import NameTaken, StoreDamaged, StoreError, StoreFull, UsageError
 from banksman.sessions import recovery
 from banksman.store import export_file, private_file, transfer
-from banksman.store.log import NUMBER_MAX, Chunk
+from banksman.store.log_values import NUMBER_MAX, Chunk
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog
 from banksman.store.transfer import export, export_to, import_session, write_new

@@ -169,6 +169,15 @@ def test_slow_waits_between_deltas_and_not_after_the_last(client: Client) -> Non
     assert client.says("@@slow 1 3600") == "tick1 "
 
 
+def test_wait_pauses_until_the_file_exists(fake: FakeModel, client: Client, tmp_path: Path) -> None:
+    client.ask(f"@@text a\n@@wait {tmp_path}/go\n@@text b")
+    waiting = fake.wait_request(1, SECONDS_MAX)
+    assert waiting.outcome is None
+    (tmp_path / "go").touch()
+    assert said(client.stream()) == "ab"
+    assert waiting.wait_outcome(SECONDS_MAX) == "done"
+
+
 def test_sleep_alone_says_ok(client: Client) -> None:
     assert client.says("@@sleep 0") == "ok"
 
@@ -245,6 +254,7 @@ def test_script_is_the_last_user_message(client: Client, messages: list[Json], h
         "@@sleep -1",
         "@@sleep 1e9",
         "@@sleep",
+        "@@wait",
         "@@big",
         "@@big 1_0",
         "@@big 67108865",
@@ -385,7 +395,7 @@ def test_drop_cuts_a_whole_answer(fake: FakeModel, client: Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("line", ["@@hang", "@@sleep 3600", "@@stall", "@@slow 2 3600"])
+@pytest.mark.parametrize("line", ["@@hang", "@@sleep 3600", "@@wait /nowhere/file", "@@stall", "@@slow 2 3600"])
 def test_client_that_leaves_is_recorded_as_gone(fake: FakeModel, line: str, stream: bool) -> None:
     with Client(fake.url) as client:
         client.ask(line, stream=stream)

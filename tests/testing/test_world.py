@@ -15,7 +15,8 @@ from banksman.core.stop_ladder import Timings
 from banksman.errors import NotOwner, StoreError
 from banksman.process.launch import prepare
 from banksman.sessions.agent_process import AgentProcess, OnReport, RealAgent
-from banksman.store.log import Head, Log
+from banksman.store.log import Log
+from banksman.store.log_values import Head
 from banksman.testing import fake_agent, sim
 from banksman.testing.world import Fault, Manner, World, WorldLog
 

@@ -136,10 +136,19 @@ def interrupt(call: Callable[[], object], after_seconds: float | None = None) ->
 # -- same names as the async API -------------------------------------------------------------------------------------
 # Async methods that only the shell uses.
 INNER = {
-    "Host": {"run", "wait_past", "ready", "take_over", "need_of", "has_waiting_asks"},
-    "Session": {"events", "wait_past", "reconfigure", "find_turn"},
+    "Host": {
+        "run",
+        "wait_past",
+        "ready",
+        "take_over",
+        "need_of",
+        "has_waiting_asks",
+        "hand_over_commands",
+        "take_over_commands",
+    },
+    "Session": {"events", "wait_past", "reconfigure", "find_turn", "callers_of", "holder", "running_turns"},
     "Turn": {"complete", "kept"},
-    "Command": {"wait_started", "wait_over", "wait_settled"},
+    "Command": {"wait_started", "wait_over", "wait_settled", "wait_written"},
     "OutputReader": {"read_lines"},
 }
 # Methods that callers use without waiting. The other methods that are not async belong to the shell.

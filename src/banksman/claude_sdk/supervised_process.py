@@ -18,9 +18,8 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
 from banksman.commands.command import Command
-from banksman.commands.options import Options
+from banksman.commands.options import Options, StartOptions, launch_of
 from banksman.commands.output_streams import OutputReader
-from banksman.commands.registry import StartOptions, launch_of
 from banksman.commands.result import Ended, Finished
 from banksman.errors import BanksmanError, ProgramNotFound
 from banksman.process.launch import Launch

@@ -9,7 +9,7 @@ line, the environment, the writes and the stderr callback are the SDK's code. Th
   finishes it. Stdout is read and dropped meanwhile, so that the CLI cannot block on it.
 - A reader of the messages that is cancelled or dropped begins the stop too: the SDK cancels its
   reader before it closes the transport, and a second cancellation may come between the two.
-- Long lines pass (messages.py), and `ProcessError` has the end of stderr (cli_stderr.py).
+- Long lines pass, and `ProcessError` has the end of stderr (cli_output.py).
 """
 
 # The SDK has no public names for these parts. installation.py checks that they are the known ones.
@@ -30,8 +30,7 @@ from anyio.abc import Process
 from claude_agent_sdk import ClaudeAgentOptions, CLIConnectionError, ProcessError
 from claude_agent_sdk._internal.transport import subprocess_cli
 
-from banksman.claude_sdk.cli_stderr import StderrCopy, StderrTail
-from banksman.claude_sdk.messages import MessageReader
+from banksman.claude_sdk.cli_output import MessageReader, StderrCopy, StderrTail
 from banksman.claude_sdk.supervised_process import SupervisedProcess, check_launch, open_process
 from banksman.commands.result import Finished
 

@@ -25,7 +25,10 @@ GROUPS: dict[str, dict[str, str]] = {
         "attach": "Watch a session live, send prompts and answer questions.",
         "answer": "Answer a question of the agent.",
         "interrupt": "Interrupt a turn.",
+        "edit": "Change the prompt or the priority of a waiting ask.",
         "close": "Close a session.",
+        "share": "Share a session with other callers of the server.",
+        "unshare": "Share a session with some callers no longer.",
     },
     "inspect": {
         "ps": "List sessions.",
@@ -39,9 +42,11 @@ GROUPS: dict[str, dict[str, str]] = {
     "serve": {
         "serve": "Serve sessions and commands over HTTP, with a web page.",
         "page": "Print a link that opens the web page in a browser.",
+        "token": "Create, list and revoke named tokens for other people and programs.",
         "host": "Run sessions of a store that many machines share.",
         "acp": "Act as an ACP agent for an editor, with supervised sessions.",
         "drain": "Let the server or a host finish running turns, and exit.",
+        "upgrade": "Continue the server as another version, with what it runs.",
     },
     "set up": {
         "doctor": "Check this machine, and say how to fix each problem.",

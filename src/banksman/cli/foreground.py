@@ -40,6 +40,12 @@ from banksman.runtime.base_host import Host
 # Bytes that may wait to be written before the command has to wait.
 BEHIND_BYTES_MAX = 1 << 20
 _FDS = {"stdout": 1, "stderr": 2}
+READ_BYTES_MAX = 4096
+# Reads that the command has not taken yet. At this limit the thread stops reading stdin.
+AHEAD_MAX = 64
+# This many Ctrl-C within this time end the command.
+ENDING_COUNT, ENDING_SECONDS = 3, 1.0
+_CTRL_C = b"\x03"
 
 
 class OutputPump:
@@ -128,26 +134,16 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-# Connect the user's terminal to the command's terminal: keys, window size, and the terminal mode.
-#
-# The user's terminal is in raw mode, so a key acts in the command's terminal. Ctrl-C is SIGINT for
-# the foreground process there, and a REPL survives it. Three Ctrl-C within a second end a command
-# that ignores it.
-#
-# A thread reads stdin. A selector cannot wait for a regular file, and a terminal or pipe that the
-# shell shares must not be made non-blocking. The thread is a daemon. It waits while the command
-# takes no input.
-
-READ_BYTES_MAX = 4096
-# Reads that the command has not taken yet. At this limit the thread stops reading stdin.
-AHEAD_MAX = 64
-# This many Ctrl-C within this time end the command.
-ENDING_COUNT, ENDING_SECONDS = 3, 1.0
-_CTRL_C = b"\x03"
-
-
 class TerminalBridge:
     """Connect the terminal of this process to the terminal of the command.
+
+    The user's terminal is in raw mode, so a key acts in the command's terminal. Ctrl-C is SIGINT
+    for the foreground process there, and a REPL survives it. Three Ctrl-C within a second end a
+    command that ignores it.
+
+    A thread reads stdin. A selector cannot wait for a regular file, and a terminal or pipe that the
+    shell shares must not be made non-blocking. The thread is a daemon. It waits while the command
+    takes no input.
 
     `on_end`: called for the third Ctrl-C in a row and every later one. It ends the command.
     """

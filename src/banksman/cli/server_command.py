@@ -1,9 +1,10 @@
-"""Shared parts of the verbs: errors to exit codes, server flags, opening and interrupting.
+"""Shared parts of the verbs: errors to exit codes, opening and interrupting.
 
 - `perform` runs a verb and turns each failure into a message and an exit code. The verbs without a
   server use it, too.
 - `ServerParser` and `client_of` are for the verbs that talk to a server, or to an embedded host.
-- `add_running` and `settings_of` are for `serve` and `host`, which run a server.
+
+`server_flags.py` has the flags of the verbs that run a server.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 from banksman import config
 from banksman.cli import INTERRUPTED, NO_SERVER, NOT_SAID, REFUSED, USAGE
 from banksman.cli.arguments import Parser, add_format
-from banksman.cli.client.client import Client, ClientError, NoServer, NotLetIn, Problem, segment
+from banksman.cli.client.client import (
+    Client,
+    ClientError,
+    NoServer,
+    NotLetIn,
+    RequestRefused,
+    segment,
+)
 from banksman.cli.client.locate import ServerLocator
+from banksman.cli.containment_flags import containment_of
 from banksman.cli.output import (
     CannotWrite,
     as_line,
@@ -31,9 +39,6 @@ from banksman.cli.output import (
     speak_any_language,
 )
 from banksman.errors import BanksmanError, UsageError
-
-if TYPE_CHECKING:
-    from banksman.server.server_settings import ServerSettings
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 _NOTES = """\
@@ -163,6 +168,7 @@ def ask_to_open(
     `more`: further members of the request body.
     """
     body: dict[str, Any] = {"agent": agent, **_budget_of(arguments), **(more or {})}
+    body |= containment_of(arguments)
     if name is not None:
         body["name"] = name
     if arguments.command:
@@ -186,15 +192,21 @@ def _whole(folder: str) -> str:
         raise UsageError("cannot use the current folder: it was deleted", hint=hint) from exc
 
 
+def priority_in(arguments: argparse.Namespace) -> int | str | None:
+    """Return the value of --priority: a number, a name, or None without the flag."""
+    given: str | None = arguments.priority
+    try:
+        return None if given is None else int(given)
+    except ValueError:
+        return given
+
+
 def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Build the body of an ask: `prompt`, `priority`, and those of its options that are set."""
     prompt: str | None = arguments.prompt
     body: dict[str, Any] = {"prompt": _on_stdin() if prompt in (None, "-") else prompt}
     if arguments.priority is not None:
-        try:
-            body["priority"] = int(arguments.priority)
-        except ValueError:
-            body["priority"] = arguments.priority
+        body["priority"] = priority_in(arguments)
     if getattr(arguments, "on_busy", None) is not None:
         body["on_busy"] = arguments.on_busy
     if arguments.deadline is not None:
@@ -263,6 +275,9 @@ class ServerParser(Parser):
             "--url", metavar="URL", help="URL of the server, or unix:PATH for its socket"
         )
         form.add_argument(
+            "--cafile", metavar="PATH", help="CA certificates (PEM) to trust for a URL with https"
+        )
+        form.add_argument(
             "--store",
             metavar="STORE",
             help="store to use, with or without a server: sqlite:PATH or nats://HOST",
@@ -285,6 +300,7 @@ def client_of(arguments: argparse.Namespace, *, needs_server: str = "") -> Clien
         way = arguments.way = ServerLocator(
             url=arguments.url,
             store=getattr(arguments, "store", None),
+            cafile=getattr(arguments, "cafile", None),
             in_memory=getattr(arguments, "in_memory", False),
             only_reads=getattr(arguments, "only_reads", False),
             needs_server=needs_server,
@@ -341,7 +357,7 @@ def _failed(error: BanksmanError, *, is_json: bool) -> int:
         return NOT_SAID
     if is_json:
         told = {"error": type(error).__name__, "message": error.args[0], "hint": error.hint}
-        if isinstance(error, Problem):
+        if isinstance(error, RequestRefused):
             told |= {"error": error.title, "status": error.status, "ids": error.ids}
         try:
             say_json(told)
@@ -358,74 +374,3 @@ def _failed(error: BanksmanError, *, is_json: bool) -> int:
             # The embedded host failed as a server would have: the store cannot be opened, or the
             # machine has no room.
             return REFUSED
-
-
-def add_running(flags: Parser, *, room: str) -> None:
-    """Add the flags that `serve` and `host` share.
-
-    `room`: the help for --room. No flag has a default: None means "not given", so that the settings
-    file applies.
-    """
-    add = flags.add_argument
-    add("--name", metavar="NAME", help="name of this host (default: the name of the machine)")
-    add(
-        "--label",
-        action="append",
-        dest="labels",
-        metavar="LABEL",
-        help="property that sessions may require, such as gpu; may be repeated",
-    )
-    add(
-        "--budget",
-        metavar="BUDGET",
-        help="what all sessions may use in a day (UTC), such as tokens=5000000,turns=500",
-    )
-    add(
-        "--caller-budget",
-        action="append",
-        dest="caller_budgets",
-        metavar="CALLER:BUDGET",
-        help="the same for a caller, or for * as any caller; may be repeated",
-    )
-    add("--room", type=int, metavar="N", help=room)
-    add("--config", metavar="PATH", help="TOML file to read instead of the user's")
-    add("--log-format", choices=("text", "json"), help="format of log lines (default: text)")
-    add(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        help="lowest level to log (default: info)",
-    )
-
-
-def settings_of(
-    flags: Parser,
-    words: list[str],
-    *,
-    who: str,
-    extra: str,
-    check: Callable[[ServerSettings], ServerSettings] | None = None,
-) -> ServerSettings | None:
-    """Parse the flags and load the server settings. Return None after printing why it cannot start.
-
-    `who` and `extra`: the program and its pip extra, for the message about a missing package.
-    `check`: may reject the settings (`UsageError`) or fill in defaults.
-    """
-    arguments = vars(flags.parse_args(words))
-    path: str | None = arguments.pop("config")
-    try:
-        # Import everything that the server needs, so that the error names the first missing
-        # package.
-        import_module("banksman.server.main")
-        from banksman.server.server_settings import load  # noqa: PLC0415
-    except ModuleNotFoundError as exc:
-        if (exc.name or "").startswith("banksman"):
-            raise
-        reason = f"the package {exc.name} is not installed (pip install 'banksman[{extra}]')"
-        say_aside(f"banksman: cannot start {who}: {reason}")
-        return None
-    try:
-        settings = load(path, arguments)
-        return settings if check is None else check(settings)
-    except UsageError as exc:
-        say_aside(f"banksman: {as_line(exc)}")
-        return None

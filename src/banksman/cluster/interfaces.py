@@ -46,7 +46,7 @@ class HostReport(NamedTuple):
     is_draining: bool = False
 
 
-class Hosts(Protocol):
+class ClusterHosts(Protocol):
     """The hosts of the cluster, and this host's lease among them."""
 
     lease_seconds: float
@@ -220,7 +220,7 @@ class Transcripts(Protocol):
 class Cluster(Protocol):
     """The parts of a cluster that a store of many hosts provides."""
 
-    hosts: Hosts
+    hosts: ClusterHosts
     bus: OwnerRequests
     placement: Placement
     records: Records

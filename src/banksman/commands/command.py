@@ -1,13 +1,13 @@
-"""Public methods of a command (a program that runs): wait, stop, signal, read, watch and write.
+"""Methods of a command (a program that runs): wait, stop, signal, read, watch, write, hand over.
 
-These are the methods that wait. `Command` inherits the rest, such as `state` and `stop_nowait`,
-from running_command.py, which owns the process and orders all events of its life.
+`Command` inherits the methods that do not wait, such as `state` and `stop_nowait`, from
+running_command.py, which owns the process and orders all events of its life.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from banksman.commands.options import check_seconds, check_size, clamp_timeout
 from banksman.commands.output import Piece
@@ -16,7 +16,10 @@ from banksman.commands.output_watch import Match, check_pattern, watch
 from banksman.commands.result import Finished
 from banksman.commands.running_command import RunningCommand
 from banksman.core.process_facts import Stream
-from banksman.errors import CommandError, Refused, UsageError
+from banksman.errors import CommandError, Moved, Refused, UsageError
+
+if TYPE_CHECKING:
+    from banksman.commands.command_state import CommandState
 
 
 class Command(RunningCommand):
@@ -162,7 +165,7 @@ class Command(RunningCommand):
             raise UsageError(f"cannot write {data!r:.60}", hint="pass bytes; encode text first")
         if timeout is not None:
             check_seconds("timeout", timeout)
-        writing = stdin.put(bytes(data))
+        writing = self.put_nowait(bytes(data))
         try:
             async with asyncio.timeout(clamp_timeout(timeout)):
                 await asyncio.shield(writing.done)
@@ -204,6 +207,63 @@ class Command(RunningCommand):
         except OSError as exc:
             message = f"cannot resize the terminal of command {self.id}: {exc.strerror}"
             raise CommandError(message, command=self.id) from exc
+
+    # -- hand-over --------------------------------------------------------------------------------
+    def hand_over_nowait(
+        self, hold_seconds: float, secret: bytes, record: bytes = b""
+    ) -> asyncio.Future[str]:
+        """Begin to give the process to another host: see `KeptProcess.hand_over`.
+
+        Output that was not reported yet goes to the successor. Once the result is there, this
+        command is over, with an error that says so. If the future raises, the command continues.
+        """
+        if not self._ladder.is_running:
+            message = f"cannot hand over command {self.id}: it has exited or is being stopped"
+            raise Refused(message, hint="wait for its end", command=self.id)
+        handed = self._process.hand_over(hold_seconds, secret, record)
+        handed.add_done_callback(self._on_handed_over)
+        return handed
+
+    def _on_handed_over(self, handed: asyncio.Future[str]) -> None:
+        if handed.cancelled() or handed.exception() is not None or self.is_over:
+            return
+        hint = "use the host that has it now"
+        message = f"command {self.id} was handed over to another host"
+        self._settle(Moved(message, hint=hint, command=self.id))
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether another host has the process now."""
+        return isinstance(self._error, Moved)
+
+    @property
+    def needs_this_process(self) -> bool:
+        """Whether a callback or a reader of this process takes its output."""
+        options = self._options
+        return options.on_output is not None or not options.keep_output or self._flow.has_reader
+
+    async def wait_written(self) -> None:
+        """Wait until the last write to stdin has ended."""
+        if self._last_write is not None:
+            await asyncio.wait((self._last_write.done,))
+
+    def state_for(self, scope: str, secret: bytes, *, owes_report: bool) -> CommandState:
+        """Return what the next host needs. Call this right before `hand_over_nowait`."""
+        # Few hosts hand a command over, and the import takes milliseconds.
+        from banksman.commands.command_state import CommandOptions, CommandState  # noqa: PLC0415
+
+        return CommandState(
+            id=self.id,
+            scope=scope,
+            secret=secret,
+            argv=self.argv,
+            options=CommandOptions.of(self._options),
+            last_output=self._account.last_output,
+            is_output_whole=self._account.is_output_whole,
+            swept=tuple(self._account.swept),
+            captures=self._flow.states(),
+            owes_report=owes_report,
+        )
 
 
 def _stream(name: str) -> Stream:

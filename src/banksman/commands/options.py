@@ -1,6 +1,8 @@
 """Checked options of a command: timeouts, stdin, terminal, and targets and limits of its output.
 
-The program itself (argv, environment, folder, user) is checked by process/launch.py.
+`StartOptions` are the keywords of `start` and `execute`. `options_of` makes `Options` of them, and
+`launch_of` the launch. `process/launch.py` checks the program itself: argv, environment, folder and
+user.
 
 All options are checked at the call. A bad number is therefore the caller's error, and never appears
 as a strange end of the command. Nothing is opened here: `process/stdio.py` opens the target of a
@@ -15,14 +17,14 @@ from __future__ import annotations
 import inspect
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, cast
 
 from banksman.commands.output import OUTPUT_BYTES_MAX, SPILL_BYTES_MAX
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
-from banksman.process.launch import PIPES, Source, Target
+from banksman.process.launch import PIPES, Argv, Launch, Source, Target, prepare
 
 HINT = (
     'pass None, subprocess.DEVNULL, "inherit", '
@@ -109,6 +111,7 @@ class Options:
     - `stdout`, `stderr`: None means captured; see the module. `outputs` has the parsed targets.
     - `keep_output`: False keeps nothing of the captured output.
     - `eof`: the first rung of the ladder closes stdin and waits up to this many seconds.
+    - `caller`: the person or program that wants the command; only shown.
     """
 
     timeout: float | None = None
@@ -126,6 +129,7 @@ class Options:
     spill_bytes_max: int = SPILL_BYTES_MAX
     on_output: OnOutput | None = None
     eof: float | None = None
+    caller: str | None = None
     # For agents: the session keeps their stdout elsewhere.
     keeps_stdout: bool = True
     # For the drop-ins: stdin is a copy of this fd, in place of `stdin`.
@@ -163,6 +167,9 @@ class Options:
             message = "cannot use eof: the command has no stdin that can be closed"
             raise UsageError(message, hint=hint)
         self._check_outputs()
+        caller: Any = self.caller
+        if caller is not None and not isinstance(caller, str):
+            raise UsageError(f"caller cannot be {caller!r:.60}", hint="pass a name, or None")
         on_output: Any = self.on_output
         if on_output is not None and not callable(on_output):
             hint = "pass a function of (stream, data)"
@@ -234,3 +241,85 @@ def _check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         hint = "pass a whole number of bytes, 0 or more"
         raise UsageError(f"{name} cannot be {value!r}", hint=hint)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class StartOptions(TypedDict, total=False):
+    """The keywords of `start` and `execute`. `Options` and `prepare` define defaults and checks."""
+
+    timeout: float | None
+    idle_timeout: float | None
+    grace: float
+    linger: float
+    drain: float
+    stdin: Stdin
+    pty: Pty
+    stdout: Redirect
+    stderr: Redirect
+    eof: float | None
+    caller: str | None
+    user: str | int | None
+    cwd: str | os.PathLike[str] | None
+    env: Mapping[str, str] | None
+    inherit_env: bool
+    scrub: Iterable[str]
+    limits: Mapping[Any, Any] | None
+    pass_fds: Sequence[int]
+    output_bytes_max: int
+    output_total_max: int | None
+    keep_output: bool
+    on_output: OnOutput | None
+
+
+# The keywords that `prepare` checks, with its name for each. `Options` checks the others.
+_OF_LAUNCH = {"limits": "limits_wanted"} | {
+    name: name for name in ("user", "cwd", "env", "inherit_env", "scrub", "pass_fds")
+}
+
+
+def options_of(how: StartOptions, *, ends_input: bool = False) -> Options:
+    """Check the keywords and build the options."""
+    if unknown := how.keys() - StartOptions.__annotations__.keys():
+        raise TypeError(f"got an unexpected keyword argument {min(unknown)!r}")
+    wanted: dict[str, Any] = {name: value for name, value in how.items() if name not in _OF_LAUNCH}
+    return Options(**wanted, ends_input=ends_input)
+
+
+def launch_of(
+    argv: Argv, how: StartOptions, options: Options, *, helper: Sequence[str] = ()
+) -> Launch:
+    """Check the keywords and build the launch."""
+    wanted: dict[str, Any] = {
+        _OF_LAUNCH[name]: value for name, value in how.items() if name in _OF_LAUNCH
+    }
+    return prepare(argv, **wanted, has_terminal=options.terminal is not None, helper=helper)
+
+
+def explicit(function: F) -> F:
+    """Show the keywords of `StartOptions` in place of `**how` in `inspect.signature` and `help`.
+
+    Editors do this without help.
+    """
+    checks = [inspect.signature(Options).parameters, inspect.signature(prepare).parameters]
+    defaults = {
+        name: parameter.default for parameters in checks for name, parameter in parameters.items()
+    }
+    *first, _how = (shown := inspect.signature(function)).parameters.values()
+    keywords = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults[_OF_LAUNCH.get(name, name)],
+            annotation=kind,
+        )
+        for name, kind in _annotations(StartOptions).items()
+    ]
+    vars(function)["__signature__"] = shown.replace(parameters=[*first, *keywords])
+    return function
+
+
+def _annotations(typed_dict: type) -> dict[str, str]:
+    """Return the annotations as written: an alias is shorter than its definition."""
+    return {name: kind.__forward_arg__ for name, kind in typed_dict.__annotations__.items()}

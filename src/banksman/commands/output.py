@@ -38,7 +38,7 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from banksman.process import syscalls
 
@@ -304,6 +304,19 @@ class Output:
         return self.file
 
 
+@dataclass(frozen=True, slots=True)
+class CaptureState:
+    """The kept output of a stream, for another host: see `Capture`.
+
+    `spilled`: the content of the spill file; None without one.
+    """
+
+    total: int = 0
+    head: bytes = b""
+    tail: bytes = b""
+    spilled: bytes | None = None
+
+
 class Capture:
     """Collector of one stream, in bounded memory."""
 
@@ -351,19 +364,50 @@ class Capture:
         tail = b"".join(self._tail)
         return tail[after - begin :][:bytes_max], after
 
-    def finish(self) -> Output:
-        """Return the result. Nothing is added after this call, but `read` still works."""
+    def state(self) -> CaptureState:
+        """Return what another host needs to continue."""
+        spilled: bytes | None = None
+        if self._spill is not None:
+            # If the file was moved or deleted, readers see the gap, as on this host.
+            with contextlib.suppress(OSError):
+                spilled = self._spill.read(0, self._spill.size)
+        return CaptureState(self.total, bytes(self._head), b"".join(self._tail), spilled)
+
+    def restore(self, state: CaptureState) -> None:
+        """Continue where another host has stopped. Nothing was added yet."""
+        assert self.total == 0
+        self.total = state.total
+        self._head = bytearray(state.head)
+        self._tail = deque([state.tail] if state.tail else [])
+        self._tail_bytes = len(state.tail)
+        if state.spilled is None:
+            if self.total > self._head_max + self._tail_max:
+                self._spill_max = 0  # The beginning of the stream is lost. A file needs it.
+            return
+        try:
+            self._spill = SpillFile()
+            self._spill.add(state.spilled)
+        except OSError as exc:
+            self._give_up_spill(exc)
+
+    def kept(self) -> Output:
+        """Return the present output, without the spill file."""
         head, tail = bytes(self._head), b"".join(self._tail)
         tail = tail[max(0, len(tail) - self._tail_max) :]
         dropped = self.total - len(head) - len(tail)
         assert dropped >= 0
+        return Output(head, tail, self.total, dropped)
+
+    def finish(self) -> Output:
+        """Return the result. Nothing is added after this call, but `read` still works."""
+        kept = self.kept()
         # From here on, the capture and the result share one copy.
-        self._head, self._tail_bytes = head, len(tail)
+        self._head, self._tail_bytes = kept.head, len(kept.tail)
         self._tail.clear()
-        self._tail.append(tail)
+        self._tail.append(kept.tail)
         if self._spill is not None:
             self._spill.close()
-        return Output(head, tail, self.total, dropped, self._spill)
+        return replace(kept, spill=self._spill)
 
     def discard(self) -> None:
         """Delete the file, because there will be no result."""
@@ -391,8 +435,11 @@ class Capture:
             if room > 0:
                 self._spill.add(data[:room])
         except OSError as exc:
-            # A full disk must not end the command. Head, tail and count are kept, and the file is
-            # given up.
-            log.warning("output file failed: %s, keeping only the output's start and end", exc)
-            self._spill_max = 0
-            self.discard()
+            self._give_up_spill(exc)
+
+    def _give_up_spill(self, exc: OSError) -> None:
+        # A full disk must not end the command. Head, tail and count are kept, and the file is given
+        # up.
+        log.warning("output file failed: %s, keeping only the output's start and end", exc)
+        self._spill_max = 0
+        self.discard()

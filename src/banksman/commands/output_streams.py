@@ -34,11 +34,11 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, Protocol
 
 from banksman.commands.options import Options
-from banksman.commands.output import Capture
+from banksman.commands.output import Capture, CaptureState
 from banksman.commands.result import ResultBuilder
 from banksman.core.process_facts import BytesRead, Stream
 from banksman.errors import UsageError
@@ -284,6 +284,21 @@ class CommandOutput:
 
     async def wait_changed(self) -> None:
         await self.changed.wait()
+
+    # -- hand-over --------------------------------------------------------------------------------
+    @property
+    def has_reader(self) -> bool:
+        """Whether a caller of this process reads a stream, or output is held for one."""
+        return self.is_holding or any(reader.is_attached for reader in self.readers.values())
+
+    def states(self) -> dict[Stream, CaptureState]:
+        """Return the kept output, for another host."""
+        return {stream: capture.state() for stream, capture in self.captures.items()}
+
+    def restore(self, states: Mapping[Stream, CaptureState]) -> None:
+        """Continue with the output that another host has kept."""
+        for stream, state in states.items():
+            self.captures[stream].restore(state)
 
     # -- facts ------------------------------------------------------------------------------------
     def begin(self, pipes: ProcessPipes) -> None:

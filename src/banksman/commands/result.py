@@ -24,6 +24,8 @@ class Ended(enum.StrEnum):
     HOST_CLOSED = "host_closed"
     OUTPUT_LIMIT = "output_limit"
     CANCELLED = "cancelled"
+    # The kernel killed the command because memory ran out, mostly at its limit `memory_bytes`.
+    OUT_OF_MEMORY = "out_of_memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,15 @@ class ResultBuilder:
         """Record a rung of the ladder."""
         self._steps.append(Step(rung, at - self.began))
 
+    def keeper_acted(self, rung: str, at: float) -> None:
+        """Record a rung that the keeper took without an order, and its cause."""
+        self.took_rung(rung, at)
+        # The control group is killed as a part of KILL, whatever the cause of that is. The keeper
+        # takes the other rungs in two cases. The timeout has passed while this host was frozen, or
+        # the host closed the connection or lost its lease.
+        if rung != "cgroup":
+            self.blame(self.passed_deadline(at) or Ended.HOST_CLOSED)
+
     def exited(self, fact: Exited) -> None:
         """Record the exit of the leader, and correct the cause.
 
@@ -103,6 +114,8 @@ class ResultBuilder:
         was_left_alone = fact.by_itself and not any(step.rung == "eof" for step in self._steps)
         if was_left_alone and self._cause is not Ended.OUTPUT_LIMIT:
             self._cause = None
+        if fact.is_out_of_memory and was_left_alone:
+            self._cause = self._cause or Ended.OUT_OF_MEMORY
         self._cause = self._cause or self.passed_deadline(fact.at)
 
     def passed_deadline(self, at: float) -> Ended | None:

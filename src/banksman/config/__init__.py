@@ -1,7 +1,8 @@
 """Settings with their origin: flag, `BANKSMAN_*` variable, the user's TOML file, or default.
 
-`keys.py` lists every key. `layers.py` reads and writes the file and defines the precedence. An
-unknown key in the file is an error that names the nearest known key. Secrets are never shown.
+`keys.py` lists every key. `config_file.py` reads and writes the file, and `layers.py` defines the
+precedence. An unknown key in the file is an error that names the nearest known key. Secrets are
+never shown.
 
     from banksman import config
 
@@ -15,17 +16,10 @@ is a file or a value to read.
 
 from __future__ import annotations
 
-from banksman.config.keys import KEYS, ConfigKey, ValueKind
-from banksman.config.layers import (
-    LayeredConfig,
-    Setting,
-    UnknownVariable,
-    chosen_path,
-    default_path,
-    known,
-    load,
-    strays,
-)
+from banksman.config.config_file import chosen_path, default_path
+from banksman.config.config_key import ConfigKey, ValueKind
+from banksman.config.keys import KEYS
+from banksman.config.layers import LayeredConfig, Setting, UnknownVariable, known, load, strays
 
 __all__ = [
     "KEYS",

@@ -2,92 +2,13 @@
 
 `KEYS` is the source for `banksman config init`, the names of variables, the checks and the help. A
 test compares the keys of `[serve]` with `ServerSettings`.
-
-`checked` accepts a value from TOML or from a flag. `of_text` accepts the text of a variable. Their
-errors name the place of the value and the values that the key accepts. They never show a secret.
 """
 
 from __future__ import annotations
 
-import enum
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
-from banksman.errors import UsageError
-
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-class ValueKind(enum.Enum):
-    """Type of value that a key accepts. The enum value names it in the hint of the error."""
-
-    TEXT = "a string"
-    WHOLE = "a whole number"
-    NUMBER = "a number"
-    FLAG = "true or false"
-    WORDS = "a list of strings"
-    PROGRAMS = "a list of programs: each a string, or a list of the first words of a command"
-
-
-_TYPES: dict[ValueKind, Any] = {
-    ValueKind.TEXT: str,
-    ValueKind.WHOLE: int,
-    ValueKind.NUMBER: float,
-    ValueKind.FLAG: bool,
-    ValueKind.WORDS: list[str],
-    ValueKind.PROGRAMS: list[str | list[str]],
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigKey:
-    """One setting.
-
-    `name`: as in the file, with its table before a dot. `default`: None if the key has no default;
-    `usual` then describes the behaviour without it. `choices`: the only accepted values.
-    `is_secret`: `config show` prints "set" instead of the value. `is_in_file`: False for a value
-    that does not belong in a file. `example`: the value for the template, where the default does
-    not show how a value is written.
-    """
-
-    name: str
-    kind: ValueKind
-    what: str
-    default: Any = None
-    usual: str = ""
-    choices: tuple[str, ...] = ()
-    example: Any = None
-    is_secret: bool = False
-    is_in_file: bool = True
-
-    @property
-    def table(self) -> str:
-        """The name of the table; empty at the top level."""
-        return self.name.rpartition(".")[0]
-
-    @property
-    def short(self) -> str:
-        """The name within the table."""
-        return self.name.rpartition(".")[2]
-
-    @property
-    def variable(self) -> str:
-        """The environment variable of this key, such as BANKSMAN_SERVE_PORT."""
-        return f"BANKSMAN_{self.name.replace('.', '_').upper()}"
-
-    @property
-    def flag(self) -> str:
-        """The command-line flag of this key, such as --port."""
-        return f"--{self.short.replace('_', '-')}"
-
-    @property
-    def expected(self) -> str:
-        """The values that the key accepts, as the hint of an error."""
-        found = f"one of: {', '.join(self.choices)}" if self.choices else self.kind.value
-        return f"use {found}"
-
+from banksman.config.config_key import ConfigKey, ValueKind
 
 # The comment above each table of the template.
 TABLES = {
@@ -144,6 +65,13 @@ _TOP = (
         is_secret=True,
         is_in_file=False,
     ),
+    ConfigKey(
+        name="cafile",
+        kind=ValueKind.TEXT,
+        what="The CA certificates (PEM) that verbs trust for a server at https://.",
+        usual="the CA certificates of this machine",
+        example="/etc/banksman/tls/ca.pem",
+    ),
 )
 
 _SERVE = (
@@ -162,7 +90,7 @@ _SERVE = (
     ConfigKey(
         name="serve.allow_remote",
         kind=ValueKind.FLAG,
-        what="Allow an address that other machines can reach. Put TLS in front of it.",
+        what="Allow an address that other machines can reach. Set tls_cert and tls_key for it.",
         default=False,
     ),
     ConfigKey(
@@ -171,6 +99,30 @@ _SERVE = (
         what="Host names, besides those of loopback, under which a proxy publishes this server.",
         default=[],
         example=["banksman.example.org"],
+    ),
+    ConfigKey(
+        name="serve.trusted_proxies",
+        kind=ValueKind.WORDS,
+        what="Proxies that name their users in X-Forwarded-User: TOKEN-NAME@ADDRESS.",
+        default=[],
+        example=["sso@127.0.0.1"],
+    ),
+    ConfigKey(
+        name="serve.tls_cert",
+        kind=ValueKind.TEXT,
+        what=(
+            "The file of the certificate chain (PEM). The port then speaks https only. "
+            "A changed file is used for new connections."
+        ),
+        usual="plain http",
+        example="/etc/banksman/tls/fullchain.pem",
+    ),
+    ConfigKey(
+        name="serve.tls_key",
+        kind=ValueKind.TEXT,
+        what="The file of the certificate's key (PEM, not encrypted).",
+        usual="plain http",
+        example="/etc/banksman/tls/privkey.pem",
     ),
     ConfigKey(
         name="serve.store",
@@ -237,6 +189,63 @@ _SERVE = (
         what="The command prefix that starts a command as another user.",
         usual="none",
         example=["sudo", "-n"],
+    ),
+    ConfigKey(
+        name="serve.agent_user",
+        kind=ValueKind.TEXT,
+        what="The user that agents run as.",
+        usual="what the agent's profile says, else the server's user",
+        example="agent",
+    ),
+    ConfigKey(
+        name="serve.agent_limits",
+        kind=ValueKind.WORDS,
+        what="Limits of each process of an agent, or of its tree, as NAME=NUMBER.",
+        default=[],
+        example=["nofile=1024", "nice=5"],
+    ),
+    ConfigKey(
+        name="serve.agent_scrub",
+        kind=ValueKind.WORDS,
+        what='Variables that agents do not get: "secrets", "nesting", or names.',
+        usual="what the agent's profile says",
+        example=["nesting", "secrets", "KUBECONFIG"],
+    ),
+    ConfigKey(
+        name="serve.agent_wrap",
+        kind=ValueKind.WORDS,
+        what="The prefix of the commands of agents, with {cwd}, {session} and {command}.",
+        usual="what the agent's profile says, else none",
+        example=["firejail", "--quiet", "--whitelist={cwd}"],
+    ),
+    ConfigKey(
+        name="serve.agent_sandbox",
+        kind=ValueKind.TEXT,
+        what="A known prefix, in place of agent_wrap: bwrap, unshare, ssh:HOST, docker:BOX.",
+        usual="none",
+        example="bwrap",
+    ),
+    ConfigKey(
+        name="serve.agent_on_open",
+        kind=ValueKind.WORDS,
+        what="The command that makes what a session works in, with {cwd} and {session}.",
+        usual="what the agent's profile says, else none",
+        example=["git", "-C", "/srv/house", "worktree", "add", "{cwd}"],
+    ),
+    ConfigKey(
+        name="serve.agent_on_close",
+        kind=ValueKind.WORDS,
+        what="The command that removes it, after the session is closed.",
+        usual="what the agent's profile says, else none",
+        example=["git", "-C", "/srv/house", "worktree", "remove", "{cwd}"],
+    ),
+    ConfigKey(
+        name="serve.callers_choose",
+        kind=ValueKind.WORDS,
+        what="What callers may choose for an agent: user, limits, scrub, wrap, on_open, on_close, "
+        "survive.",
+        default=[],
+        example=["limits"],
     ),
     ConfigKey(
         name="serve.processes_max",
@@ -308,10 +317,33 @@ _SERVE = (
         default=32 << 20,
     ),
     ConfigKey(
+        name="serve.requests_per_second",
+        kind=ValueKind.NUMBER,
+        what="The maximum number of requests per second of each token.",
+        usual="no limit",
+        example=50.0,
+    ),
+    ConfigKey(
+        name="serve.requests_burst",
+        kind=ValueKind.WHOLE,
+        what="How many requests a token may send at once, with requests_per_second.",
+        usual="those of ten seconds",
+        example=500,
+    ),
+    ConfigKey(
         name="serve.streams_max",
         kind=ValueKind.WHOLE,
         what="The maximum number of event streams per client.",
         default=1024,
+    ),
+    ConfigKey(
+        name="serve.disk_free_bytes_min",
+        kind=ValueKind.WHOLE,
+        what=(
+            "With less free space on the disk of the store, in bytes, `/readyz` answers 503. "
+            "0 accepts a full disk."
+        ),
+        default=256 << 20,
     ),
     ConfigKey(
         name="serve.heartbeat_seconds",
@@ -333,6 +365,74 @@ _SERVE = (
             "when the server stops."
         ),
         default=60.0,
+    ),
+    ConfigKey(
+        name="serve.hand_over",
+        kind=ValueKind.FLAG,
+        what="Hand the running work over to the next server when this one gets TERM.",
+        usual="true under a service manager that sets NOTIFY_SOCKET, else false",
+        example=True,
+    ),
+    ConfigKey(
+        name="serve.hold_seconds",
+        kind=ValueKind.NUMBER,
+        what=(
+            "The number of seconds that processes which were handed over wait for the next server."
+        ),
+        default=60.0,
+    ),
+    ConfigKey(
+        name="serve.survive",
+        kind=ValueKind.TEXT,
+        what=(
+            "What agents survive. crash: if the server is killed, its agents work on for "
+            "hold_seconds, and the next server continues their turns."
+        ),
+        usual="agents end with their server",
+        example="crash",
+        choices=("crash",),
+    ),
+    ConfigKey(
+        name="serve.webhooks",
+        kind=ValueKind.WORDS,
+        what="The URLs that get events of sessions.",
+        default=[],
+        example=["https://hooks.example.org/banksman"],
+        # A path may contain a key.
+        is_secret=True,
+    ),
+    ConfigKey(
+        name="serve.webhook_hosts",
+        kind=ValueKind.WORDS,
+        what="The names, addresses and networks, besides this machine, that webhooks may go to.",
+        default=[],
+        example=["hooks.example.org", "10.1.0.0/16"],
+    ),
+    ConfigKey(
+        name="serve.webhook_events",
+        kind=ValueKind.WORDS,
+        what="The events that webhooks get.",
+        default=["turn.ended", "question.asked", "session.lost", "budget.warning"],
+    ),
+    ConfigKey(
+        name="serve.webhook_secret_file",
+        kind=ValueKind.TEXT,
+        what="The file of the key that signs webhooks; created at the first start.",
+        usual="webhook-secret in the state folder",
+        example="/etc/banksman/webhook-secret",
+    ),
+    ConfigKey(
+        name="serve.otel_endpoint",
+        kind=ValueKind.TEXT,
+        what="The OpenTelemetry collector (OTLP over HTTP) that gets spans of turns and tools.",
+        usual="none",
+        example="http://127.0.0.1:4318",
+    ),
+    ConfigKey(
+        name="serve.otel_content",
+        kind=ValueKind.FLAG,
+        what="Put prompts, outputs, and the input and output of tools into spans.",
+        default=False,
     ),
     ConfigKey(
         name="serve.log_format",
@@ -395,65 +495,3 @@ def nearest_key(name: str) -> ConfigKey | None:
     named = {key.short: key for key in KEYS.values()} | KEYS
     found = nearest(name, named)
     return None if found is None else named[found]
-
-
-def checked(key: ConfigKey, value: Any, *, where: str) -> Any:
-    """Check a value and convert it to the type of its key.
-
-    `where`: the first words of the error.
-    """
-    taken = value
-    if type(value) is not _TYPES[key.kind]:
-        # Importing msgspec takes 14 ms, which settings of the exact type do not pay.
-        import msgspec  # noqa: PLC0415
-
-        try:
-            taken = msgspec.convert(value, _TYPES[key.kind])
-        except msgspec.ValidationError:
-            raise _wrong(key, value, where) from None
-    # Infinity and NaN are refused: every timeout in Banksman has an end.
-    is_endless = isinstance(taken, float) and not math.isfinite(taken)
-    if is_endless or (key.choices and taken not in key.choices):
-        raise _wrong(key, value, where)
-    return taken
-
-
-def of_text(key: ConfigKey, text: str, *, where: str) -> Any:
-    """Parse the text of a variable. A list is TOML, or words separated by commas."""
-    value: Any = text
-    # This does not use msgspec's lax mode, which rejects "yes", "+5", "1_000" and spaces around a
-    # number.
-    match key.kind:
-        case ValueKind.TEXT:
-            pass
-        case ValueKind.FLAG:
-            word = text.strip().lower()
-            value = word in _TRUE if word in (*_TRUE, *_FALSE) else text
-        case ValueKind.WHOLE | ValueKind.NUMBER:
-            try:
-                value = int(text) if key.kind is ValueKind.WHOLE else float(text)
-            except ValueError:
-                raise _wrong(key, text, where) from None
-        case ValueKind.WORDS | ValueKind.PROGRAMS:
-            value = _list(key, text, where)
-    return checked(key, value, where=where)
-
-
-def _list(key: ConfigKey, text: str, where: str) -> Any:
-    if not text.lstrip().startswith("["):
-        return [word.strip() for word in text.split(",") if word.strip()]
-    import tomllib  # noqa: PLC0415
-
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        # ValueError covers TOML errors, and a number with more digits than Python accepts.
-        raise _wrong(key, text, where) from None
-
-
-def _wrong(key: ConfigKey, value: Any, where: str) -> UsageError:
-    try:
-        shown = "the given value" if key.is_secret else f"{value!r:.60}"
-    except ValueError:
-        shown = "a number with so many digits"
-    return UsageError(f"{where}: {key.name} cannot be {shown}", hint=key.expected)

@@ -1,11 +1,11 @@
 """Facts about a child process, and the values in them: frozen, named in the past tense.
 
-A `Process` reports facts to its command, the command to the `AgentProcess` of a session, and the
-`AgentProcess` to the session's driver. `ProcessFact` lists the facts of the first step, `Report`
-those of the last. `sessions/agent_process.py` adds `born`, `FrameWritten`, `WriteFailed` and
-`ProcessGone`. The driver redacts stderr, and wraps each fact in `ProcessReported`, which adds the
-number of the process and the time of arrival. Times (`at`) are seconds of the machine's monotonic
-clock, except in `Rung`.
+A `ChildProcess` reports facts to its command, the command to the `AgentProcess` of a session, and
+the `AgentProcess` to the session's driver. `ProcessFact` lists the facts of the first step,
+`Report` those of the last. `sessions/agent_process.py` adds `born`, `FrameWritten`, `WriteFailed`
+and `ProcessGone`. The driver redacts stderr, and wraps each fact in `ProcessReported`, which adds
+the number of the process and the time of arrival. Times (`at`) are seconds of the machine's
+monotonic clock, except in `Rung`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from banksman.errors import BanksmanError
+
+# Identity of a process: boot id, then pid and start of the process, of its keeper, of its host, and
+# of its keeper's zygote. See `process/orphans.py`.
+Born = tuple[str, int, int, int, int, int, int, int, int]
 
 
 class Stream(enum.StrEnum):
@@ -59,13 +63,12 @@ class Rung:
 class Started:
     """The process runs.
 
-    `born`: identifies the process, its keeper and its host, so that another host can find them
-    later. See `process/orphans.py`.
+    `born`: identifies the process, so that another host can find it later.
     """
 
     pid: int
     at: float
-    born: tuple[str, int, int, int, int, int, int] | None = None
+    born: Born | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +116,15 @@ class Exited:
 
     `by_itself`: the keeper had not signalled the leader before, so a stop requested meanwhile did
     not end it.
+
+    `is_out_of_memory`: the kernel killed it because memory ran out, mostly at its limit.
     """
 
     code: int | None
     signal: int | None
     at: float
     by_itself: bool = False
+    is_out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,8 @@ class KeeperActed:
     """The keeper took a rung without a command from the host.
 
     The host was silent past the keeper's deadline, or it closed the connection. `by_lease`: the
-    host did not renew the lease on the keeper's work in time.
+    host did not renew the lease on the keeper's work in time. The rung `cgroup` is a part of KILL:
+    the keeper has killed the control group of the tree.
     """
 
     rung: str
@@ -208,7 +215,7 @@ class ProcessGone:
     ladder: tuple[Rung, ...] = ()
 
 
-# Facts that a `Process` reports to its command.
+# Facts that a `ChildProcess` reports to its command.
 ProcessFact = (
     Started
     | StartFailed

@@ -15,7 +15,7 @@ import os
 import select
 import time
 
-from banksman.guard.outcome import Outcome
+from banksman.guard.outcome import GuardOutcome
 from banksman.guard.signals import CHLD, CONT, ENDING, HUP, PASSED, STOP, TERM, TSTP
 from banksman.process import syscalls
 from banksman.process.caller import SECOND_SIGNAL_SECONDS, is_gone
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from banksman.errors import BanksmanError
-    from banksman.guard.settings import Settings
-    from banksman.guard.start import KeeperProcess
+    from banksman.guard.start import GuardSettings, KeeperProcess
 
 # How long the guard waits for the exit of a keeper that has reported the end of its tree.
 EXIT_SECONDS_MAX = 1.0
@@ -61,7 +60,7 @@ class Guard:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: GuardSettings,
         keeper: KeeperProcess,
         signal_fd: int,
         *,
@@ -74,7 +73,7 @@ class Guard:
         self._signal_fd = signal_fd
         self._shares = shares
         self._strangers = strangers
-        self._outcome = Outcome()
+        self._outcome = GuardOutcome()
         self._error: BanksmanError | None = None
         self._leader = 0
         self._started_at = time.monotonic()
@@ -109,7 +108,7 @@ class Guard:
         if self._dues:
             self._expect_end_by(min(self._dues.values()))
 
-    def stay(self) -> Outcome:
+    def stay(self) -> GuardOutcome:
         """Guard the command until its tree is gone. Raises if the command could not be started."""
         control = self._keeper.ours.fileno()
         while not self._is_over():

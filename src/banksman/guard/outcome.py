@@ -1,4 +1,4 @@
-"""Outcome of a guarded command: what ended it, its exit code, and the JSON of `--report`."""
+"""GuardOutcome of a guarded command: what ended it, its exit code, and the JSON of `--report`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DIRECTLY = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 TIMED_OUT, OWN_FAILURE, SIGNALLED = 124, 125, 128
 
 
-class Outcome:
+class GuardOutcome:
     """How the command and its tree ended.
 
     `ended`: exited, stopped (a signal to the guard), timeout, stdin_hangup, parent_died, memory,
@@ -109,7 +109,7 @@ class ReportFile:
     def fds(self) -> list[int]:
         return [self._fd] if self._fd >= 0 else []
 
-    def write(self, outcome: Outcome) -> None:
+    def write(self, outcome: GuardOutcome) -> None:
         """Write the report; raises OSError."""
         import json  # noqa: PLC0415  Slow to import, and the command is over now.
 

@@ -17,14 +17,14 @@ from banksman.process.keeper.spawn import close_all_but
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from banksman.guard.outcome import Outcome
-    from banksman.guard.settings import Settings
+    from banksman.guard.outcome import GuardOutcome
+    from banksman.guard.start import GuardSettings
 
 # A pipe that poll() reports as writable takes this many bytes without blocking (PIPE_BUF).
 SAY_BYTES_MAX = 4096
 
 
-def run(settings: Settings, caller: int, kept: list[int]) -> Outcome:
+def run(settings: GuardSettings, caller: int, kept: list[int]) -> GuardOutcome:
     """Run the command until its tree is gone. Raises if it cannot be started.
 
     `caller`: see `open_caller`. `kept`: more fds that this process needs.

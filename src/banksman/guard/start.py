@@ -1,4 +1,4 @@
-"""Fork the keeper of a guard, with the streams and fds of the caller.
+"""Start of a guard: its settings, and the fork of its keeper with the streams of the caller.
 
 The command gets fds 0, 1 and 2 and every other inheritable fd, as from a shell. Neither the keeper
 nor the guard holds on to them: the reader of a pipe waits for its last writer, and that must be the
@@ -27,8 +27,57 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from banksman.guard.settings import Settings
     from banksman.guard.signals import CallersSignals
+
+
+class GuardSettings:
+    """A checked call of `banksman guard`. All strings are in the form that the kernel takes.
+
+    A plain class, because `dataclasses` would double the start time of a guard.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: bytes,
+        argv: tuple[bytes, ...],
+        env: dict[bytes, bytes],
+        cwd: bytes,
+        grace: float,
+        linger: float,
+        timeout: float | None = None,
+        grace_after_eof: float | None = None,
+        memory_bytes_max: int | None = None,
+        processes_max: int | None = None,
+    ) -> None:
+        """`grace_after_eof`: None does not watch stdin."""
+        assert argv
+        assert grace >= 0
+        assert linger >= 0
+        assert timeout is None or timeout >= 0
+        assert grace_after_eof is None or grace_after_eof >= 0
+        self.path = path
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.grace = grace
+        self.linger = linger
+        self.timeout = timeout
+        self.grace_after_eof = grace_after_eof
+        self.memory_bytes_max = memory_bytes_max
+        self.processes_max = processes_max
+
+    def order(
+        self, *, umask: int, nofile: int, group: int | None, mask: list[int], ignored: list[int]
+    ) -> dict[str, Any]:
+        """Return the order for the keeper: see `process/keeper/messages.py`."""
+        return {
+            **{"path": self.path, "argv": self.argv, "env": self.env},
+            **{"umask": umask, "limits": None, "nofile": nofile},
+            **{"grace": self.grace, "linger": self.linger, "deadline": self.timeout},
+            **{"terminal": None, "user": None, "ender": None, "cgroup": None},
+            **{"group": group, "mask": mask, "ignored": ignored},
+        }
 
 
 class KeeperProcess:
@@ -48,7 +97,7 @@ class KeeperProcess:
 
 
 def start_keeper(
-    settings: Settings, found: CallersSignals, caller: int, *, shares: bool
+    settings: GuardSettings, found: CallersSignals, caller: int, *, shares: bool
 ) -> KeeperProcess:
     """Fork the keeper, which starts the command. Its first message says whether that succeeded.
 

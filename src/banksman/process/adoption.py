@@ -17,27 +17,30 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from banksman.core.process_facts import ProcessFact, Started, Stream, StreamEnded
-from banksman.errors import MachineError, NotFound, Refused, no_room
+from banksman.errors import BanksmanError, MachineError, NotFound, Refused, no_room
 from banksman.folders import held_folder
 from banksman.process import syscalls
 from banksman.process.caller import is_gone
+from banksman.process.input_mark import InputMark, InputState
 from banksman.process.keeper import messages
 from banksman.process.kept_process import KeptProcess
 from banksman.process.lease_page import LeasePage
-from banksman.process.stdio import ChildStreams
+from banksman.process.stdio import MARK, STDIN, ChildStreams
+from banksman.process.sweep_requests import StartedSince
 from banksman.process.zygote_client import AdoptedZygote, spawner
 
 # A keeper answers within moments. It may be busy with a sweep.
 CLAIM_SECONDS_MAX = 5.0
 _RETRY_SECONDS = 0.01
-# Stdin, stdout and stderr.
-STREAMS_MAX = 3
+# Stdin, stdout and stderr, and what a child that survives its host has for each of them.
+STREAMS_MAX = 6
 # Why a keeper refuses a claim, and what to do.
 _REFUSALS = {
     "secret": ("the secret is wrong", "pass the secret of this hand-over"),
@@ -56,7 +59,9 @@ class Claimed:
     """A child that this host has claimed, and does not drive yet. Pass it to `AdoptedProcess`.
 
     `started_at`: CLOCK_MONOTONIC. `fds`: the host's ends of its streams. `ended`: the outputs that
-    the old host has read to their ends. `argv`: the words of its command, for people.
+    the old host has read to their ends. `argv`: the words of its command, for people. `is_lasting`:
+    the old host was killed, and the tree survives the death of this one too, by the same name and
+    secret. `offsets`: where this host begins to read each output, if it knows that.
     """
 
     pid: int
@@ -70,9 +75,20 @@ class Claimed:
     control: _socket.socket
     zygote: AdoptedZygote
     argv: tuple[bytes, ...]
+    is_lasting: bool = False
+    offsets: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
+
+    def input_state(self) -> InputState | None:
+        """Return what is known of the writes to stdin: None if it is closed, or was not marked."""
+        if MARK not in self.fds or STDIN not in self.fds:
+            return None
+        return InputMark.look(self.fds[MARK])
 
     def close(self) -> None:
         """Give the child up. Its keeper ends the tree, as after the death of a host."""
+        # The keeper of a tree that survives its host has a copy of this socket: closing says
+        # nothing.
+        self.let_go()
         self.forget()
         spawner.release(self, self.zygote)
 
@@ -114,7 +130,7 @@ async def claim(
             return claimed
         await asyncio.sleep(_RETRY_SECONDS)
     message = f"cannot take over process {name}: its keeper does not answer in time"
-    hint = "check whether the machine is overloaded"
+    hint = "check whether its host is still alive, or the machine is overloaded"
     raise MachineError(message, number=errno.ETIMEDOUT, hint=hint)
 
 
@@ -144,9 +160,10 @@ async def _claim_once(
                     for fd in fds:
                         syscalls.close(fd)
             if claimed is not None:
-                # The keeper does this too, a moment later.
-                with contextlib.suppress(OSError):
-                    syscalls.unlink(path)
+                if not claimed.is_lasting:
+                    # The keeper does this too, a moment later.
+                    with contextlib.suppress(OSError):
+                        syscalls.unlink(path)
                 adopt = messages.encode(messages.ADOPT, claimed.keeper_pid)
                 # A dead zygote guards nothing. The keeper does it alone.
                 with contextlib.suppress(OSError):
@@ -236,7 +253,8 @@ def _answered(name: str, data: bytes, fds: list[int], argv: tuple[bytes, ...]) -
 
 
 def _register(state: tuple[Any, ...], fds: list[int], argv: tuple[bytes, ...]) -> Claimed:
-    pid, keeper_pid, zygote_pid, started_at, grace, linger, has_terminal, streams = state
+    pid, keeper_pid, zygote_pid, started_at, grace, linger, *rest = state
+    has_terminal, is_lasting, streams = rest
     control, channel, pidfd, *ends = fds
     # The parent of the keeper is the zygote, if the zygote is alive.
     if is_gone(pidfd):
@@ -257,6 +275,7 @@ def _register(state: tuple[Any, ...], fds: list[int], argv: tuple[bytes, ...]) -
         control=_socket.socket(fileno=control),
         zygote=zygote,
         argv=argv,
+        is_lasting=is_lasting,
     )
     spawner.adopt(claimed, zygote)
     return claimed
@@ -266,10 +285,22 @@ class AdoptedProcess(KeptProcess):
     """A child that this host has taken over. The fact `Started` comes first, as after a start.
 
     The constructor takes the fds of `claimed`. If it raises, the child is given up.
+
+    `offsets`: in place of those of `claimed`, if the child survives its hosts: the offset that the
+    log of the former host ends with. Without it an output begins with the first byte that no host
+    has taken. `MachineError` says that the bytes from there on are gone.
     """
 
-    def __init__(self, claimed: Claimed, *, on_fact: Callable[[ProcessFact], None]) -> None:
+    def __init__(
+        self,
+        claimed: Claimed,
+        *,
+        on_fact: Callable[[ProcessFact], None],
+        offsets: Mapping[Stream, int] | None = None,
+    ) -> None:
         super().__init__(grace=claimed.grace, on_fact=on_fact)
+        self._started_since = StartedSince(has_forgotten=True)
+        self._is_lasting = claimed.is_lasting
         self.pid, self.keeper_pid = claimed.pid, claimed.keeper_pid
         with spawner.fork_lock:
             spawner.know(self)
@@ -280,10 +311,15 @@ class AdoptedProcess(KeptProcess):
                 self._streams = ChildStreams.adopted(
                     on_fact, claimed.fds, has_terminal=claimed.has_terminal
                 )
+                self._streams.on_closed = partial(self._insist, messages.DROP)
+                self._streams.start_at(claimed.offsets if offsets is None else offsets)
             except OSError as exc:
                 self.close()
                 claimed.forget()
                 raise no_room("fds", exc) from exc
+            except BanksmanError:
+                self.close()
+                raise
             self.stdin = self._streams.stdin
         self._loop.call_soon(self._report_start, claimed)
         self._begin_to_read()

@@ -25,7 +25,7 @@ import resource
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from banksman.errors import UsageError, no_room
 from banksman.process import syscalls
@@ -34,6 +34,9 @@ from banksman.process import syscalls
 Become = tuple[int, int, tuple[int, ...], bytes]
 # Bits of the kernel's capability sets.
 _SETGID, _SETUID = 1 << 6, 1 << 7
+_SYS_NICE, _SYS_RESOURCE = 1 << 23, 1 << 24
+# Root has it, unless a container or a service manager has taken it away.
+_NEEDS_RESOURCE = "a hard limit above the current one needs CAP_SYS_RESOURCE"
 
 _RLIMIT_NAMES = {
     name.removeprefix("RLIMIT_").lower(): number
@@ -42,6 +45,17 @@ _RLIMIT_NAMES = {
 }
 _RLIMIT_NUMBERS = tuple(sorted(set(_RLIMIT_NAMES.values())))
 _RANGES = {"nice": (-20, 19), "oom_score_adj": (-1000, 1000)}
+# Limits of a control group: see `cgroups.py`. The keeper sets them, and not the child.
+CGROUP_RANGES: Mapping[str, tuple[float, float]] = {
+    "memory_bytes": (1 << 20, 1 << 62),
+    "swap_bytes": (0, 1 << 62),
+    "processes": (1, 1 << 22),
+    "cpus": (0.01, 4096),
+    "cgroup": (1, 1),
+}
+# Added to the `oom_score_adj` of the host: a fifth of the memory of the machine.
+_AGENTS_OOM_SCORE = 200
+_NO_PRIORITY: dict[str, int | None] = dict.fromkeys(_RANGES)
 # The soft limit that this process had before `raise_fd_limit`. Children get this limit.
 _soft_before: int | None = None
 
@@ -85,15 +99,18 @@ def may_become_others() -> bool:
     """Whether this process may change to another user."""
     if sys.platform != "linux":
         return os.geteuid() == 0
+    return _effective_capabilities() & (_SETGID | _SETUID) == _SETGID | _SETUID
+
+
+def _effective_capabilities() -> int:
     try:
         # Read for the thread, because each thread has its own capabilities.
         status = syscalls.read_proc("thread-self/status", 8192)
     except OSError as exc:
         raise no_room("/proc", exc) from exc
-    effective = next(
+    return next(
         int(line.split()[1], 16) for line in status.splitlines() if line.startswith(b"CapEff:")
     )
-    return effective & (_SETGID | _SETUID) == _SETGID | _SETUID
 
 
 def become(user: pwd.struct_passwd, folder: bytes) -> Become:
@@ -139,39 +156,101 @@ def check_helper(helper: object) -> tuple[str, ...]:
     return tuple(words)
 
 
-def parse_limits(limits: Mapping[Any, Any] | None) -> dict[str, Any] | None:
+def parse_limits(
+    limits: Mapping[Any, Any] | None, *, is_agents: bool = False
+) -> dict[str, Any] | None:
     """Parse limits such as `{"nofile": 64, "as": (soft, hard), "nice": 5, "oom_score_adj": 500}`.
 
     A key is the name of an rlimit (`nofile` or `RLIMIT_NOFILE`), a number of the `resource` module,
-    `nice` (absolute) or `oom_score_adj`. One number sets the soft and the hard limit. The result
-    has the form that the keeper takes.
+    `nice` (absolute) or `oom_score_adj`. One number sets the soft and the hard limit. The limits of
+    a control group (`CGROUP_RANGES`) are only checked: `cgroups.order` has them. The
+    result has the form that the keeper takes.
+
+    `is_agents`: the kernel ends an agent before its host when memory runs out, unless the limits
+    say something else. Anybody may raise `oom_score_adj`.
     """
+    is_agents = is_agents and sys.platform == "linux"
+    if limits is None and is_agents:
+        limits = {}
     if limits is None:
         return None
     if not isinstance(limits, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = 'pass a mapping such as {"nofile": 64, "nice": 5}'
         raise UsageError(f"limits cannot be {limits!r:.60}", hint=hint)
     rlimits: list[tuple[int, tuple[int, int]]] = []
-    others: dict[str, int | None] = {"nice": None, "oom_score_adj": None}
+    others: dict[str, int | None] = dict(_NO_PRIORITY)
     for key, value in limits.items():
         if key in _RANGES:
             others[key] = _number(key, value, *_RANGES[key])
+        elif key in CGROUP_RANGES:
+            _number(key, value, *CGROUP_RANGES[key], kind=float if key == "cpus" else int)
         else:
             rlimits.append((_rlimit(key), _pair(key, value)))
-    return {"rlimits": rlimits, **others} if limits else None
+    if is_agents and others["oom_score_adj"] is None:
+        own = int(syscalls.read_proc("self/oom_score_adj", 32))
+        others["oom_score_adj"] = min(own + _AGENTS_OOM_SCORE, _RANGES["oom_score_adj"][1])
+    is_plain = not rlimits and others == _NO_PRIORITY
+    return None if is_plain else {"rlimits": rlimits, **others}
+
+
+def check_allowed(limits: Mapping[str, Any] | None) -> None:
+    """Raise `UsageError` if the kernel refuses these parsed limits to this process.
+
+    The keeper would fail in the same way, but only when the process starts.
+    """
+    if limits is None or sys.platform != "linux":
+        return
+    has = _effective_capabilities()
+    for number, (_, hard) in limits["rlimits"]:
+        name = next(name for name, known in _RLIMIT_NAMES.items() if known == number)
+        most, hint = resource.getrlimit(number)[1], _NEEDS_RESOURCE
+        if has & _SYS_RESOURCE:
+            if number != resource.RLIMIT_NOFILE:
+                continue
+            most = int(syscalls.read_proc("sys/fs/nr_open", 32))
+            hint = "this is the most that the kernel allows: see /proc/sys/fs/nr_open"
+        if most != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > most):
+            _refuse(name, hard, f"at most {most}; {hint}")
+    nice, score = limits["nice"], limits["oom_score_adj"]
+    own_nice = os.getpriority(os.PRIO_PROCESS, 0)
+    least_nice = min(own_nice, 20 - min(resource.getrlimit(resource.RLIMIT_NICE)[0], 40))
+    if nice is not None and nice < least_nice and not has & _SYS_NICE:
+        _refuse("nice", nice, f"at least {least_nice}; less needs CAP_SYS_NICE")
+    # A process that has raised its score may lower it again, usually to 0.
+    least_score = min(int(syscalls.read_proc("self/oom_score_adj", 32)), 0)
+    if score is not None and score < least_score and not has & _SYS_RESOURCE:
+        _refuse("oom_score_adj", score, f"at least {least_score}; less needs CAP_SYS_RESOURCE")
+
+
+def _refuse(name: str, value: int, allowed: str) -> NoReturn:
+    raise UsageError(f"cannot set the limit {name} to {value}", hint=f"pass {allowed}")
+
+
+def named_limits(limits: Any) -> dict[str, float | list[int]]:
+    """Check limits, and return them by name and as plain JSON, as `parse_limits` takes them."""
+    parse_limits(limits)
+    numbers = {number: name for name, number in _RLIMIT_NAMES.items()}
+    return {
+        key.lower().removeprefix("rlimit_") if isinstance(key, str) else numbers[key]: (
+            value if isinstance(value, int | float) else list(value)
+        )
+        for key, value in limits.items()
+    }
 
 
 def _rlimit(key: Any) -> int:
     number = _RLIMIT_NAMES.get(key.lower().removeprefix("rlimit_")) if isinstance(key, str) else key
     if number is None or number not in _RLIMIT_NAMES.values():
-        known = ", ".join(sorted(_RLIMIT_NAMES))
-        hint = f"use one of: nice, oom_score_adj, {known}"
+        known = ", ".join((*_RANGES, *CGROUP_RANGES, *sorted(_RLIMIT_NAMES)))
+        hint = f"use one of: {known}"
         raise UsageError(f"there is no limit {key!r}", hint=hint)
     return number
 
 
 def _pair(key: Any, value: Any) -> tuple[int, int]:
-    pair = cast(tuple[Any, ...], value if isinstance(value, tuple) else (value, value))
+    # JSON has lists and no tuples.
+    is_pair = isinstance(value, tuple | list)
+    pair = cast(Sequence[Any], value if is_pair else (value, value))
     if len(pair) != 2:
         hint = "pass one whole number, or a pair (soft, hard)"
         raise UsageError(f"limit {key!r} cannot be {value!r}", hint=hint)
@@ -182,9 +261,11 @@ def _pair(key: Any, value: Any) -> tuple[int, int]:
     return soft, hard
 
 
-def _number(key: object, value: object, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        hint = f"pass a whole number from {least} to {most}"
+def _number(key: object, value: Any, least: float, most: float, *, kind: type[float] = int) -> Any:
+    # An int is a float to a caller, and not to `isinstance`.
+    is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        hint = f"pass a {'whole ' if kind is int else ''}number from {least} to {most}"
         raise UsageError(f"limit {key!r} cannot be {value!r}", hint=hint)
     return value
 

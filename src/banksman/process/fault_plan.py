@@ -43,6 +43,8 @@ CALLS = (
         "recv_fds",
     ),
     *("open_pty", "ioctl", "chown", "become_user", "accept", "unlink"),
+    *("mkdir", "rmdir"),
+    *("splice", "pread", "pwrite", "ftruncate", "position", "seek"),
 )
 
 _plain: dict[str, Callable[..., Any]] = {name: getattr(syscalls, name) for name in CALLS}

@@ -18,6 +18,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from banksman.core.process_facts import (
@@ -31,7 +32,7 @@ from banksman.core.process_facts import (
     TreeEnded,
 )
 from banksman.errors import Refused
-from banksman.process import syscalls
+from banksman.process import cgroups, syscalls
 from banksman.process.keeper import messages
 from banksman.process.pipes import PipeWriter
 from banksman.process.stdio import ChildStreams, Size
@@ -39,7 +40,10 @@ from banksman.process.sweep_requests import OpenSweeps, StartedSince
 from banksman.process.zygote_client import ZygoteHandle, spawner
 
 if TYPE_CHECKING:
-    from banksman.process.hand_over import HandOver
+    from banksman.process.tree_hand_over import HandOverRequest, Survival
+
+# Pause before a message is sent again that the keeper must get.
+_RETRY_SECONDS = 0.005
 
 
 class KeptProcess:
@@ -56,14 +60,20 @@ class KeptProcess:
         self._loop = asyncio.get_running_loop()
         self._on_fact = on_fact
         self._has_exited = False
+        self._is_out_of_memory = False
+        self._has_ended = False
         self._is_over = False
         self._control: _socket.socket | None = None
         self._streams: ChildStreams | None = None
         self._started_since = StartedSince()
         self._sweeps = OpenSweeps(self._loop, self.hear_now, on_fact)
         # Set from the request of a hand-over to its answer. Meanwhile nothing is read.
-        self._hand_over: HandOver | None = None
-        self._failed_hand_over: HandOver | None = None
+        self._hand_over: HandOverRequest | None = None
+        self._failed_hand_over: HandOverRequest | None = None
+        # Set from the request on: the tree survives the death of this host. The keeper then has a
+        # copy of this host's end of the control socket, so closing that end says nothing.
+        self._survival: HandOverRequest | None = None
+        self._is_lasting = False
 
     def _begin_to_read(self) -> None:
         """Read the messages of the keeper and the output, from now on."""
@@ -95,9 +105,11 @@ class KeptProcess:
     def _on_message(self, message: tuple[Any, ...]) -> None:
         match message:
             case (messages.EXITED, code, number, at, by_itself):
-                self._on_exited(Exited(code, number, at, by_itself))
-            case (messages.ACTED, rung, at, by_lease):
-                self._on_fact(KeeperActed(rung, at, by_lease))
+                self._on_exited(Exited(code, number, at, by_itself, self._is_out_of_memory))
+            case (messages.OUT_OF_MEMORY,):
+                self._is_out_of_memory = True
+            case (messages.ACTED, *acted):
+                self._on_fact(KeeperActed(*acted))
             case (messages.LOST, statuses):
                 self._on_lost(statuses)
             case (messages.SWEPT, names):
@@ -115,9 +127,7 @@ class KeptProcess:
                 raise AssertionError(message)
 
     def _on_exited(self, fact: Exited) -> None:
-        """Report the exit of the leader, once."""
-        # A second report is possible: the keeper reports the exit and is killed, and then the
-        # zygote reports the end.
+        """Report the exit of the leader, once. A keeper and its zygote can both report it."""
         if not self._has_exited:
             self._has_exited = True
             # Data that the child wrote before its exit is reported before the exit. The state
@@ -127,6 +137,7 @@ class KeptProcess:
 
     def _on_lost(self, statuses: dict[int, int]) -> None:
         """Report the exit after the zygote has ended the tree of a killed keeper."""
+        cgroups.prune_again()
         code: int | None = None
         number: int | None = None
         if self.pid in statuses:
@@ -135,7 +146,12 @@ class KeptProcess:
         self._on_exited(Exited(code, number, time.monotonic()))
 
     def _on_gone(self, survivors: tuple[Survivor, ...]) -> None:
-        self._hang_up()
+        if self._has_ended:
+            return  # A successor hears it twice if the former host has not read it.
+        self._has_ended = True
+        # The keeper of a tree that survives its host stays, until `close`.
+        if not self._is_lasting:
+            self._hang_up()
         self._on_fact(TreeEnded(survivors, time.monotonic()))
 
     def _on_silence(self) -> None:
@@ -144,7 +160,11 @@ class KeptProcess:
         This is the limit of the promise that a tree is ended. The tree may still run.
         """
         assert self.pid is not None
+        if self._has_ended:
+            self._hang_up()
+            return
         self._on_exited(Exited(None, None, time.monotonic()))
+        self._is_lasting = False
         why = "unknown: its keeper and the zygote were killed"
         self._on_gone((Survivor(self.pid, "", why),))
 
@@ -239,20 +259,23 @@ class KeptProcess:
             self._streams.resume(stream)
 
     # -- hand-over --------------------------------------------------------------------------------
-    def hand_over(self, hold_seconds: float, secret: bytes) -> asyncio.Future[str]:
+    def hand_over(
+        self, hold_seconds: float, secret: bytes, record: bytes = b""
+    ) -> asyncio.Future[str]:
         """Give the child to another host, and return where that host claims it (`adoption.claim`).
 
         Reading stops now: every byte that was not reported belongs to the successor. When the
         result is there, this object is over, and the death of this host does not end the tree.
 
         `hold_seconds`: the keeper ends the tree if no host has come after this time. `secret`: the
-        successor must present it.
+        successor must present it. `record`: see `hold_record.py`; removed if the future raises.
 
         Raises `UsageError` for wrong arguments, and `Refused` if the child cannot be handed over
         now. If the future raises, this host still has the child, and reads as before.
         """
         # The import takes milliseconds, and most hosts never hand a child over.
-        from banksman.process.hand_over import HandOver, check_hold  # noqa: PLC0415
+        from banksman.process import hold_record  # noqa: PLC0415
+        from banksman.process.tree_hand_over import HandOverRequest, check_hold  # noqa: PLC0415
 
         check_hold(hold_seconds, secret)
         self._check_hand_over()
@@ -268,6 +291,8 @@ class KeptProcess:
         def on_answer(answer: str | Exception) -> None:
             request, self._hand_over = self._hand_over, None
             if isinstance(answer, str):
+                # The successor has the tree. Nothing here may end it any more.
+                self._is_lasting = False
                 self.close()
             elif self._control is not None and not self._is_over:
                 self._failed_hand_over = request
@@ -283,16 +308,96 @@ class KeptProcess:
 
         if self._failed_hand_over is not None:
             self._failed_hand_over.supersede()
-        self._hand_over = HandOver(
+        self._hand_over = HandOverRequest(
             self._loop,
             self._control,
             self._zygote,
             self.keeper_pid,
-            self._streams.shared(),
+            self._streams.shared,
             on_answer,
+            on_named=partial(hold_record.write, record=record) if record else None,
         )
         self._hand_over.begin(hold_seconds, secret)
         return done
+
+    # -- death of this host -----------------------------------------------------------------------
+    def survive(self, survival: Survival) -> asyncio.Future[str]:
+        """Let the tree survive the death of this host, and return where a successor claims it.
+
+        Once the result is there, the keeper holds the tree if this host is killed, as after a
+        hand-over. The tree still ends if this host closes it, or exits as a program does. The child
+        must have been started or claimed with spools.
+
+        The keeper then stays after `TreeEnded`, with the output and the exit, until `close`. Call
+        that when everything of the child is durable.
+
+        A later call replaces the secret. If the future raises, the tree ends with its host.
+        """
+        from banksman.process.tree_hand_over import HandOverRequest, check_hold  # noqa: PLC0415
+
+        check_hold(survival.hold_seconds, survival.secret)
+        assert self._streams is not None
+        assert self._control is not None
+        assert self._zygote is not None
+        assert self.keeper_pid is not None
+        done: asyncio.Future[str] = self._loop.create_future()
+
+        def on_answer(answer: str | Exception) -> None:
+            # Only now: the keeper takes the end of its socket for the death of the host, unless it
+            # has heard of the later request.
+            if former is not None:
+                former.retire("a later request replaced this one")
+            if isinstance(answer, str):
+                if not done.done():
+                    done.set_result(answer)
+                return
+            if self._survival is request:
+                self._survival = None
+            if not done.done():
+                done.set_exception(answer)
+                # The caller may have stopped waiting. Reading it here avoids asyncio's warning.
+                done.exception()
+
+        former = self._survival
+        request = self._survival = HandOverRequest(
+            self._loop,
+            self._control,
+            self._zygote,
+            self.keeper_pid,
+            self._streams.shared,
+            on_answer,
+            is_lasting=True,
+            on_named=survival.on_named,
+        )
+        self._is_lasting = True
+        self._streams.on_closed = partial(self._insist, messages.DROP)
+        request.begin(survival.hold_seconds, survival.secret)
+        return done
+
+    def forgo(self) -> None:
+        """Let the tree end with this host after all, because no successor could continue it."""
+        self._insist(messages.FORGO)
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the tree survives the death of this host, or is about to."""
+        return self._is_lasting
+
+    def settle(self, stream: Stream, offset: int | None = None) -> None:
+        """Note that the bytes of an output before the offset are durable; None: all reported."""
+        if self._streams is not None:
+            self._streams.settle(stream, offset)
+
+    def _insist(self, *message: Any) -> None:
+        """Send a message that the keeper of a tree that survives its host must get."""
+        if self._control is None or not self._is_lasting:
+            return
+        try:
+            syscalls.send(self._control, messages.encode(*message))
+        except BlockingIOError:
+            self._loop.call_later(_RETRY_SECONDS, self._insist, *message)
+        except OSError:
+            pass  # The keeper is dead, and holds nothing.
 
     def _check_hand_over(self) -> None:
         # Read what is already there: an exit that this host has heard of is not told again.
@@ -349,6 +454,8 @@ class KeptProcess:
         Closing the socket is a stop, so the keeper ends the tree.
         """
         zygote = self._zygote
+        if self._is_lasting:
+            self.let_go()
         self.forget()
         spawner.release(self, zygote)
 
@@ -364,13 +471,16 @@ class KeptProcess:
         if self._control is not None:
             self._control.close()
             self._control = None
-        if self._hand_over is not None:
-            self._hand_over.forget()
+        for request in (self._hand_over, self._survival):
+            if request is not None:
+                request.forget()
 
     def __del__(self) -> None:
         # The object was collected together with a closed loop. The fds close with their objects,
         # but the zygote must not count this use forever.
         if self._zygote is not None:
+            if self._is_lasting:
+                self.let_go()
             spawner.drop(self._zygote)
 
     def _hang_up(self) -> None:
@@ -378,7 +488,13 @@ class KeptProcess:
         self._sweeps.drop()
         if self._control is not None:
             self._loop.remove_reader(self._control.fileno())
+            if self._is_lasting:
+                self.let_go()
             self._control.close()
             self._control = None
+        survival, self._survival = self._survival, None
+        if survival is not None:
+            # After `let_go`: the keeper takes the end of this socket for the death of the host.
+            survival.retire("it has ended")
         spawner.release(self, self._zygote)
         self._zygote = None

@@ -1,7 +1,7 @@
 """Check and prepare a launch: argv, environment, folder and fds of a child, before it starts.
 
 A bad call raises an error here, and nothing is started. `program.py` checks the words and the
-folder, and `attributes.py` the user and the limits. `spawn_request.py` (on macOS `portable.py`)
+folder, and `attributes.py` the user and the limits. `process.py` (on macOS `portable.py`)
 starts the child.
 
 A child inherits the environment of this process, minus the scrubbed variables, plus the variables
@@ -14,18 +14,20 @@ in `env`. `scrub` accepts three policies, and names of variables:
   leaks and is no security boundary.
 - Any other word names one variable.
 
-Variables that the caller puts into `env` are always kept.
+`keep` names variables that "nesting" and "secrets" leave alone, such as the key of an agent's
+provider. Variables that the caller puts into `env` are always kept.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from banksman.errors import UsageError
-from banksman.process import attributes, syscalls
+from banksman.process import attributes, cgroups, syscalls
 from banksman.process.attributes import Become, InheritedAttributes
 from banksman.process.program import argv_words, resolve_program, working_folder
 
@@ -76,6 +78,9 @@ SECRET_ENDINGS = (
     "_PRIVATE_KEY",
 )
 
+# The answers for the variables of an environment. All agents of a host inherit the same one.
+NAMES_KEPT_MAX = 4096
+
 _NOTHING: Mapping[bytes, bytes | None] = {}
 
 # Variables for a child with a terminal: a type that all programs know, and no size, because the
@@ -88,6 +93,7 @@ def build(
     *,
     inherit: bool,
     scrub: Iterable[str] = (),
+    keep: Iterable[str] = (),
     ours: Mapping[bytes, bytes | None] = _NOTHING,
 ) -> dict[bytes, bytes]:
     """Build the complete environment of the child, as the kernel takes it.
@@ -99,10 +105,9 @@ def build(
     # it.
     built = dict(os.environb) if inherit else {}
     if words:
+        kept = frozenset(keep)
         built = {
-            name: value
-            for name, value in built.items()
-            if not _is_scrubbed(os.fsdecode(name), words)
+            name: value for name, value in built.items() if not _is_scrubbed(name, words, kept)
         }
     for name, value in ours.items():
         built.pop(name, None)
@@ -119,6 +124,15 @@ def build(
     return built
 
 
+def removed_secrets(built: Mapping[bytes, bytes]) -> tuple[str, ...]:
+    """Return the variables of this process that may hold secrets and that a child does not get."""
+    return tuple(
+        sorted(
+            name for name in os.environ if may_be_secret(name) and os.fsencode(name) not in built
+        )
+    )
+
+
 def _scrub_words(scrub: Any) -> frozenset[str]:
     hint = 'pass a list of "banksman", "nesting", "secrets" and names of variables'
     if isinstance(scrub, str) or not isinstance(scrub, Iterable):
@@ -130,14 +144,21 @@ def _scrub_words(scrub: Any) -> frozenset[str]:
     return words
 
 
-def _is_scrubbed(name: str, scrub: frozenset[str]) -> bool:
-    if "nesting" in scrub and name in NESTING:
+@functools.lru_cache(NAMES_KEPT_MAX)
+def _is_scrubbed(variable: bytes, scrub: frozenset[str], keep: frozenset[str]) -> bool:
+    name = os.fsdecode(variable)
+    # `keep` may not open what has to be closed: a variable named by `scrub`, and Banksman's own.
+    if name in scrub or ("banksman" in scrub and name.startswith("BANKSMAN_")):
         return True
-    if "banksman" in scrub and name.startswith("BANKSMAN_"):
-        return True
-    if "secrets" in scrub and (name in SECRETS or name.upper().endswith(SECRET_ENDINGS)):
-        return True
-    return name in scrub
+    if name in keep:
+        return False
+    return ("nesting" in scrub and name in NESTING) or ("secrets" in scrub and may_be_secret(name))
+
+
+@functools.lru_cache(NAMES_KEPT_MAX)
+def may_be_secret(name: str) -> bool:
+    """Whether the policy "secrets" removes the variable of this name."""
+    return name in SECRETS or name.upper().endswith(SECRET_ENDINGS)
 
 
 def _checked(env: Any) -> Mapping[str, str]:
@@ -185,6 +206,8 @@ class Launch:
     # The child works for an agent. Its keeper has another name then, and the sockets of this user
     # refuse its tree.
     is_agents: bool = False
+    # The control group of the tree; None: it has none.
+    cgroup: cgroups.Order | None = None
 
 
 def prepare(
@@ -194,6 +217,7 @@ def prepare(
     env: Mapping[str, str] | None = None,
     inherit_env: bool = True,
     scrub: Iterable[str] = (),
+    keep: Iterable[str] = (),
     limits_wanted: Mapping[Any, Any] | None = None,
     pass_fds: Sequence[int] = (),
     has_terminal: bool = False,
@@ -219,14 +243,18 @@ def prepare(
             become = attributes.become(other, folder)
         else:
             words = attributes.words_by_helper(other, words, helper)
-    built = build(env, inherit=inherit_env, scrub=scrub, ours=ours)
+    built = build(env, inherit=inherit_env, scrub=scrub, keep=keep, ours=ours)
+    limits = attributes.parse_limits(limits_wanted, is_agents=is_agents)
+    if limits_wanted:
+        attributes.check_allowed(limits)
     return Launch(
         path=resolve_program(words[0], folder, built),
         argv=words,
         env=built,
         cwd=folder,
         inherited=attributes.take_inherited(),
-        limits=attributes.parse_limits(limits_wanted),
+        limits=limits,
+        cgroup=cgroups.order(limits_wanted),
         pass_fds=_passable(pass_fds),
         user=become,
         ender=_ender(helper) if helper else None,

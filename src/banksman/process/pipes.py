@@ -76,7 +76,9 @@ class PipeReader:
     def resume(self) -> None:
         """Start or resume reading."""
         if self._is_paused and self.is_open:
-            self._loop.add_reader(self._fd, self._on_readable)
+            # A short read has emptied the pipe, and the loop calls again if more comes. A second
+            # read that finds nothing would double the cost of a lone line.
+            self._loop.add_reader(self._fd, self._read, True)
             self._is_paused = False
 
     def pause(self) -> None:
@@ -86,24 +88,19 @@ class PipeReader:
             if self.is_open:
                 self._loop.remove_reader(self._fd)
 
-    def _on_readable(self) -> None:
-        # A short read has emptied the pipe, and the loop calls again if more comes. A second read
-        # that finds nothing would double the cost of a lone line.
-        self._read(until_short=True)
-
     def read_now(self) -> None:
         """Read the available data, up to the bound.
 
         For callers that must know the data, and the end of the stream, before a decision. A pause
         holds for them too, because the pause is a promise to its caller.
         """
-        self._read(until_short=False)
+        self._read(False)
 
-    def _read(self, *, until_short: bool) -> None:
+    def _read(self, until_short: bool) -> None:
         taken = 0
         while taken < READ_BYTES_MAX and self._fd >= 0 and not self._is_paused:
             try:
-                data = syscalls.read(self._fd, self._read_bytes)
+                data = self._take()
             except BlockingIOError:
                 return
             except OSError as exc:
@@ -121,6 +118,10 @@ class PipeReader:
             self._on_data(data)
             if until_short and len(data) < self._read_bytes:
                 return
+
+    def _take(self) -> bytes:
+        """Return data, or b"" at the end of the stream."""
+        return syscalls.read(self._fd, self._read_bytes)
 
     def close(self) -> None:
         """Stop reading and close the fd. `on_end` is not called."""
@@ -264,6 +265,7 @@ class PipeWriter:
                 writing.rest = writing.rest[taken:]
                 continue
             self._queue.popleft()
+            self._finish()
             if not writing.done.done():
                 writing.done.set_result(None)
         if self._is_waiting:
@@ -274,6 +276,9 @@ class PipeWriter:
 
     def _begin(self, writing: PipeWrite) -> None:
         """Hook before the first byte of a write, for writes whose bytes depend on that moment."""
+
+    def _finish(self) -> None:
+        """Hook after the last byte of a write."""
 
     def _write(self, data: memoryview) -> int:
         return _write_without_sigpipe(self._fd, data)

@@ -1,6 +1,6 @@
 """Child process without a keeper, for systems without subreapers (macOS). Best effort.
 
-`PortableProcess` has the interface of `process.Process` and keeps the promises that are possible
+`PortableProcess` has the interface of `ChildProcess` and keeps the promises that are possible
 without the kernel's help. `PortableSweep` is the counterpart of `keeper/newer_sweep.py`. The
 command runs in a separate session. A stop signals its group, and then each descendant that `ps`
 shows, after a check of its start time. Two promises are missing. A process is never found if it
@@ -178,9 +178,11 @@ class PortableProcess:
     def hurry(self, term_at: float, kill_at: float) -> None:
         """Does nothing: no keeper would act on it."""
 
-    def hand_over(self, hold_seconds: float, secret: bytes) -> asyncio.Future[str]:
+    def hand_over(
+        self, hold_seconds: float, secret: bytes, record: bytes = b""
+    ) -> asyncio.Future[str]:
         """Raise: without a keeper nothing could hold the process between two hosts."""
-        del hold_seconds, secret
+        del hold_seconds, secret, record
         message = f"cannot hand over process {self.pid}: this system has no subreapers"
         raise Refused(message, hint="use Linux", pid=self.pid)
 
@@ -188,7 +190,7 @@ class PortableProcess:
         """Does nothing: `ps` shows start times by the clock of the day."""
 
     def sweep(self, since: float, *, ends: bool) -> None:
-        """Like `Process.sweep`, as far as `ps` shows the start times."""
+        """Like `ChildProcess.sweep`, as far as `ps` shows the start times."""
 
         def tell(fact: SweepEnded) -> None:
             if not (self._is_over or self._is_gone):

@@ -1,7 +1,10 @@
 """Host side of the start of a child: the request to the zygote, and its answer.
 
-The zygote forks a keeper, the parent process of the child, and the keeper starts the child. The
-fact `Started` or `StartFailed` follows. `kept_process.py` has everything after the start.
+The zygote forks a keeper, the parent process of the child, and the keeper carries out the order
+(`keeper/spare.py`). `SpawnRequest` owns the fds that the keeper is to get, and sends them with the
+order. A busy zygote, or a kernel that has no room, delays the request. The fact `Started` or
+`StartFailed` follows. If a step fails in the keeper, `start_errors.py` translates it into an error
+for the caller. `kept_process.py` has everything after the start.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from banksman.core.process_facts import (
     Survivor,
 )
 from banksman.errors import BanksmanError, MachineError, no_room
+from banksman.process.cgroups import takes_turn_to_prune
 from banksman.process.keeper import messages
 from banksman.process.kept_process import KeptProcess
 from banksman.process.launch import PIPES, Launch, Source, Target
 from banksman.process.lease_page import LeasePage
-from banksman.process.spawn_request import SpawnRequest
 from banksman.process.start_errors import start_error
 from banksman.process.stdio import ChildStreams, Size
 from banksman.process.zygote_client import socketpair, spawner
@@ -31,12 +34,158 @@ from banksman.process.zygote_client import socketpair, spawner
 if TYPE_CHECKING:
     import asyncio
 
+    from banksman.process.tree_hand_over import Survival
+import _socket
+import asyncio
+import marshal
+import os
+
+from banksman.process import syscalls
+from banksman.process.stdio import TAKE_TERMINAL
+from banksman.process.zygote_client import ZygoteHandle
+
+RETRY_SECONDS = 0.005
+
+
+class SpawnRequest:
+    """Order and fds of one start.
+
+    The caller holds `spawner.fork_lock` around `open`, `send` and `close`. No fork of the program
+    may happen between the creation of an fd and its registration, or between its removal and its
+    close. The forked child would keep a copy of the fd open.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fingerprint: object, grace: float) -> None:
+        """Prepare a request without fds. `fingerprint`: attributes that the zygote must have."""
+        self._loop = loop
+        self._fingerprint = fingerprint
+        self._grace = grace
+        # The fds for the keeper, in the order that it expects.
+        self._fds: list[int] = []
+        self._order: bytes | None = None
+        self._busy_fd = -1
+
+    def open(
+        self,
+        launch: Launch,
+        control: _socket.socket,
+        streams: ChildStreams,
+        lease: LeasePage | None,
+        *,
+        linger: float,
+        deadline: float | None,
+        has_terminal: bool,
+    ) -> None:
+        """Collect the fds for the keeper and encode the order.
+
+        `control`: the keeper's end of the control socket. This request closes it.
+        """
+        fds = self._fds
+        order = {
+            "grace": self._grace,
+            "linger": linger,
+            "deadline": deadline,
+            "terminal": TAKE_TERMINAL if has_terminal else None,
+            "has_lease": lease is not None,
+            "path": launch.path,
+            "argv": launch.argv,
+            "env": launch.env,
+            "umask": launch.inherited.umask,
+            "limits": launch.limits,
+            "nofile": launch.inherited.nofile,
+            "targets": [*(target for _fd, target in streams.theirs), *launch.pass_fds],
+            "user": launch.user,
+            "ender": launch.ender,
+            "is_agents": launch.is_agents,
+            "cgroup": launch.cgroup and (*launch.cgroup, takes_turn_to_prune(launch.cgroup[0])),
+            **messages.OWN_SESSION,
+        }
+        # Each fd enters the list as soon as it exists, so that `close` finds it if a later step
+        # fails.
+        fds.append(control.detach())
+        fds.append(
+            syscalls.above_stdio(
+                syscalls.open_fd(launch.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            )
+        )
+        if lease is not None:
+            fds.append(lease.copy_fd())
+        fds.extend(fd for fd, _target in streams.theirs)
+        streams.theirs.clear()
+        fds.extend(syscalls.dup(fd) for fd in launch.pass_fds)
+        self._order = marshal.dumps(order)
+        if len(self._order) > messages.ORDER_BYTES_MAX:
+            fds.append(_write_order(self._order))
+            self._order = None
+
+    def send(self, retry: Callable[[], None]) -> ZygoteHandle | None:
+        """Send the order and the fds, and return the zygote that has taken them.
+
+        None if there is no room now. Then the loop calls `retry` when sending may succeed.
+        """
+        try:
+            return spawner.spawn(self._order, self._fds, self._grace, self._fingerprint)
+        except BlockingIOError:
+            # The queue of the zygote is full. Its socket is shared with other loops and other
+            # starts of this loop, and a selector has one writer per fd. Hence a separate copy of
+            # the fd to wait on.
+            self._busy_fd = syscalls.dup(spawner.current(self._fingerprint).fileno())
+            self._loop.add_writer(self._busy_fd, retry)
+        except OSError as exc:
+            if exc.errno != errno.ETOOMANYREFS:
+                raise
+            # ETOOMANYREFS: a user without root rights may have only a limited number of fds in
+            # flight between processes. The kernel does not tell when there is room again, so this
+            # start retries. The start timer bounds the retries.
+            self._loop.call_later(RETRY_SECONDS, retry)
+        return None
+
+    def stop_waiting(self) -> None:
+        """Stop waiting for the zygote's socket."""
+        if self._busy_fd >= 0:
+            self._loop.remove_writer(self._busy_fd)
+            self._close_busy_fd()
+
+    def close(self) -> None:
+        """Stop waiting, and close the fds: the keeper has its copies, or none is needed."""
+        self.stop_waiting()
+        self.forget()
+
+    def forget(self) -> None:
+        """Close the fds without touching the loop."""
+        self._order = None
+        self._close_busy_fd()
+        while self._fds:
+            syscalls.close(self._fds.pop())
+
+    def _close_busy_fd(self) -> None:
+        if self._busy_fd >= 0:
+            fd, self._busy_fd = self._busy_fd, -1
+            syscalls.close(fd)
+
+
+def _write_order(data: bytes) -> int:
+    """Write the order to a memory file and return its fd.
+
+    A file takes any size. A message on a socket would be refused as too long.
+    """
+    fd = syscalls.above_stdio(syscalls.memfd_create("banksman-order"))
+    try:
+        written = 0
+        while written < len(data):
+            written += syscalls.write(fd, data[written:] if written else data)
+    except OSError:
+        syscalls.close(fd)
+        raise
+    return fd
+
+
 # A zygote that does not answer within this time is stopped or hung. Five hundred starts at the same
 # time take about one second.
 START_SECONDS_MAX = 30.0
 
 
-class Process(KeptProcess):
+class ChildProcess(KeptProcess):
     """One child, from the request to the report that its tree is gone."""
 
     def __init__(
@@ -51,6 +200,7 @@ class Process(KeptProcess):
         terminal: Size | None = None,
         lease: LeasePage | None = None,
         outputs: tuple[Target, Target] = PIPES,
+        survival: Survival | None = None,
     ) -> None:
         """Request the child; the fact `Started` or `StartFailed` follows.
 
@@ -59,6 +209,8 @@ class Process(KeptProcess):
         `deadline`: seconds after which the keeper acts without an order; see `renew`. `terminal`:
         its size; the child gets a terminal instead of pipes. `lease`: page with the times by which
         the tree must end, unless the host renews them. `outputs`: targets of stdout and stderr.
+        `survival`: the tree survives the death of this host; not with a terminal. See `survive` and
+        `place`.
         """
         super().__init__(grace=grace, on_fact=on_fact)
         # For the error of a failed start.
@@ -66,11 +218,17 @@ class Process(KeptProcess):
         self._uid = None if launch.user is None else launch.user[0]
         self._request = SpawnRequest(self._loop, launch.inherited.fingerprint, grace)
         self._start_timer: asyncio.TimerHandle | None = None
+        self._survival_wanted = survival
+        # Where a successor claims the child, once its keeper can hold it. An error says that the
+        # child ends with this host.
+        self.place: asyncio.Future[str] | None = None
         spawner.know(self)
         try:
             # Why under this lock: see `SpawnRequest`.
             with spawner.fork_lock:
-                streams = self._streams = ChildStreams(stdin, on_fact, terminal, outputs)
+                streams = self._streams = ChildStreams(
+                    stdin, on_fact, terminal, outputs, survives=survival is not None
+                )
                 self.stdin = streams.stdin
                 self._control, control = socketpair()
                 self._request.open(
@@ -137,6 +295,8 @@ class Process(KeptProcess):
             case (messages.STARTED, pid, keeper, at):
                 self.pid, self.keeper_pid = pid, keeper
                 self._cancel_start_timer()
+                if self._survival_wanted is not None:
+                    self.place = self.survive(self._survival_wanted)
                 self._on_fact(Started(pid, at))
             case (messages.FAILED, "stopped", _):
                 self.close()

@@ -46,6 +46,9 @@ def _explain(step: str, number: int, text: str, cwd: bytes, uid: int | None) -> 
     if step == "limits":
         hint = "pass no hard limit above the current one; only root may raise it"
         return UsageError(f"cannot set the limits: {text}", hint=hint)
+    if step == "cgroup":
+        hint = "run `banksman doctor`, which checks the control groups"
+        return UsageError(f"cannot make the control group: {text}", hint=hint)
     if step == "cwd":
         folder = "the current folder" if cwd == b"." else os.fsdecode(cwd)
         hint = f"pass a cwd that user {user_name(uid)} may enter"

@@ -23,14 +23,16 @@ import os
 import struct
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from banksman.core.process_facts import BytesRead, Stream, StreamEnded
 from banksman.errors import UsageError
 from banksman.process import syscalls
+from banksman.process.input_mark import InputMark, MarkedWriter
 from banksman.process.launch import PIPES, Source, Target
 from banksman.process.pipes import PipeReader, PipeWrite, PipeWriter
+from banksman.process.spool import Spool, SpooledReader
 
 # The ioctl by which a session leader acquires a controlling terminal. The host sends the number to
 # the keeper, which does not load this module.
@@ -41,6 +43,8 @@ _LINE_STARTS = b"\n\r\x03\x04\x15\x1a\x1c"
 
 Size = tuple[int, int]  # rows, columns
 STDIN = "stdin"
+# Names of the files that a child has besides its streams if it survives the crash of its host.
+SPOOL, MARK = "{}-spool", "stdin-mark"
 
 
 def open_terminal(size: Size) -> tuple[int, int]:
@@ -139,27 +143,35 @@ class ChildStreams:
         on_fact: Callable[[BytesRead | StreamEnded], None],
         terminal: Size | None = None,
         outputs: tuple[Target, Target] = PIPES,
+        *,
+        survives: bool = False,
     ) -> None:
         """Open the streams. On an error nothing stays open.
 
         `terminal`: its size; the child gets a terminal at fd 0, for all three streams, instead of
-        pipes. `outputs`: targets of stdout and stderr.
+        pipes. `outputs`: targets of stdout and stderr. `survives`: read by spools and mark the
+        writes, for a child that survives the crash of its host.
         """
         self.theirs: list[tuple[int, int]] = []
         self.stdin: PipeWriter | None = None
         self._on_fact = on_fact
         self._readers: dict[Stream, PipeReader] = {}
+        # Called with the name of a stream that this host closes although it may go on.
+        self.on_closed: Callable[[str], None] = _ignore
+        # A terminal is no pipe, and splice moves only between a pipe and a file.
+        assert not (survives and terminal is not None)
         loop = asyncio.get_running_loop()
         try:
             if terminal is not None:
                 self._open_terminal(loop, terminal)
                 return
             for stream, target, number in zip(Stream, outputs, (1, 2), strict=True):
-                self._open_output(loop, stream, target, number)
+                self._open_output(loop, stream, target, number, survives=survives)
             if stdin == "pipe":
+                mark = InputMark.create() if survives else None
                 read_end, ours = open_pipe()
                 self.theirs.append((read_end, 0))
-                self.stdin = PipeWriter(loop, ours)
+                self._write(loop, ours, mark)
             elif stdin == "inherit":
                 self.theirs.append((_own_stdin(), 0))
             elif isinstance(stdin, int):
@@ -185,10 +197,18 @@ class ChildStreams:
         try:
             for stream in Stream:
                 if stream in fds:
-                    streams._read(loop, stream, fds.pop(stream))
-            if STDIN in fds:
-                writer = PtyInput if has_terminal else PipeWriter
-                streams.stdin = writer(loop, fds.pop(STDIN))
+                    spool = fds.pop(SPOOL.format(stream), None)
+                    streams._read(
+                        loop, stream, fds.pop(stream), None if spool is None else Spool(spool)
+                    )
+            if STDIN in fds and has_terminal:
+                streams.stdin = PtyInput(loop, fds.pop(STDIN))
+            elif STDIN in fds:
+                mark = fds.pop(MARK, None)
+                streams._write(loop, fds.pop(STDIN), None if mark is None else InputMark(mark))
+            # The mark of a stdin that is closed, and the spool of an output that is.
+            while fds:
+                syscalls.close(fds.popitem()[1])
         except BaseException:
             streams.close()
             raise
@@ -199,7 +219,35 @@ class ChildStreams:
         ends = [(stream.value, reader.fileno()) for stream, reader in self._readers.items()]
         if self.stdin is not None and self.stdin.is_open:
             ends.append((STDIN, self.stdin.fileno()))
+            if isinstance(self.stdin, MarkedWriter):
+                ends.append((MARK, self.stdin.mark.fileno()))
+        for stream, reader in self._spooled.items():
+            if reader.is_open:
+                ends.append((SPOOL.format(stream), reader.spool.fileno()))
         return ends
+
+    def start_at(self, offsets: Mapping[Stream, int]) -> None:
+        """Begin each output at this offset: what the log of the former host ends with.
+
+        Raises `MachineError` if the bytes from there on are not kept.
+        """
+        for stream, offset in offsets.items():
+            if stream in self._spooled:
+                self._spooled[stream].spool.start_at(offset)
+
+    def settle(self, stream: Stream, offset: int | None) -> None:
+        """Note that the bytes of this output before the offset are durable; None: all reported."""
+        reader = self._readers.get(stream)
+        if isinstance(reader, SpooledReader) and reader.is_open:
+            reader.settle(reader.spool.delivered if offset is None else offset)
+
+    @property
+    def _spooled(self) -> dict[Stream, SpooledReader]:
+        return {
+            stream: reader
+            for stream, reader in self._readers.items()
+            if isinstance(reader, SpooledReader)
+        }
 
     @property
     def is_writing(self) -> bool:
@@ -207,12 +255,19 @@ class ChildStreams:
         return self.stdin is not None and self.stdin.is_writing
 
     def _open_output(
-        self, loop: asyncio.AbstractEventLoop, stream: Stream, target: Target, number: int
+        self,
+        loop: asyncio.AbstractEventLoop,
+        stream: Stream,
+        target: Target,
+        number: int,
+        *,
+        survives: bool,
     ) -> None:
         if target == "pipe":
+            spool = Spool.create() if survives else None
             ours, write_end = open_pipe()
             self.theirs.append((write_end, number))
-            self._read(loop, stream, ours)
+            self._read(loop, stream, ours, spool)
         elif target == "stdout":
             # If stdout is not in `theirs`, it is /dev/null, like every stream that the child does
             # not get. Then stderr is /dev/null too.
@@ -224,14 +279,24 @@ class ChildStreams:
                 (_open_file(target) if isinstance(target, bytes) else syscalls.dup(target), number)
             )
 
-    def _read(self, loop: asyncio.AbstractEventLoop, stream: Stream, fd: int) -> None:
+    def _read(
+        self, loop: asyncio.AbstractEventLoop, stream: Stream, fd: int, spool: Spool | None
+    ) -> None:
         told = partial(self._on_bytes, stream), partial(self._on_end, stream)
-        self._readers[stream] = PipeReader(loop, fd, *told)
+        self._readers[stream] = (
+            PipeReader(loop, fd, *told) if spool is None else SpooledReader(loop, fd, spool, *told)
+        )
+
+    def _write(self, loop: asyncio.AbstractEventLoop, fd: int, mark: InputMark | None) -> None:
+        if mark is None:
+            self.stdin = PipeWriter(loop, fd)
+        else:
+            self.stdin = MarkedWriter(loop, fd, mark, lambda: self.on_closed(STDIN))
 
     def _open_terminal(self, loop: asyncio.AbstractEventLoop, size: Size) -> None:
         ours, theirs = open_terminal(size)
         self.theirs.append((theirs, 0))
-        self._read(loop, Stream.STDOUT, ours)
+        self._read(loop, Stream.STDOUT, ours, None)
         self.stdin = PtyInput(loop, syscalls.dup(ours))
 
     def resize(self, size: Size) -> None:
@@ -274,8 +339,10 @@ class ChildStreams:
 
     def close_output(self) -> None:
         """Stop reading and close the outputs."""
-        for reader in self._readers.values():
-            reader.close()
+        for stream, reader in self._readers.items():
+            if reader.is_open:
+                reader.close()
+                self.on_closed(stream.value)
 
     def close(self) -> None:
         """Close every fd."""
@@ -297,6 +364,10 @@ class ChildStreams:
 
     def _on_end(self, stream: Stream, is_whole: bool) -> None:
         self._on_fact(StreamEnded(stream, time.monotonic(), is_whole))
+
+
+def _ignore(_name: str) -> None:
+    pass
 
 
 def open_pipe() -> tuple[int, int]:

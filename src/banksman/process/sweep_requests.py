@@ -50,9 +50,10 @@ class ProcessMark:
 class StartedSince:
     """Notes of the writes to a child, to find the mark for a moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_forgotten: bool = False) -> None:
+        """`has_forgotten`: another host has written to the child before, and its notes are gone."""
         self._notes: deque[tuple[float, ProcessMark]] = deque(maxlen=NOTES_MAX)
-        self._has_forgotten = False
+        self._has_forgotten = has_forgotten
 
     def note(self) -> None:
         """Note the current moment. A later sweep may ask about processes started after it."""
@@ -65,7 +66,7 @@ class StartedSince:
     def since(self, moment: float) -> ProcessMark:
         """Return the first mark noted since this moment (CLOCK_MONOTONIC)."""
         # If a note older than the moment is still there, no note after the moment has been dropped.
-        is_covered = not self._has_forgotten or self._notes[0][0] <= moment
+        is_covered = not self._has_forgotten or (bool(self._notes) and self._notes[0][0] <= moment)
         noted = (
             next((mark for at, mark in self._notes if at >= moment), None) if is_covered else None
         )

@@ -54,12 +54,17 @@ socketpair = _socket.socketpair
 open_fd = os.open
 read = os.read
 write = os.write
+pread = os.pread
+pwrite = os.pwrite
+ftruncate = os.ftruncate
 close_fd = os.close
 set_blocking = os.set_blocking
 listdir = os.listdir
 ioctl = fcntl.ioctl
 chown = os.chown
 unlink = os.unlink
+mkdir = os.mkdir
+rmdir = os.rmdir
 
 
 # /proc as it was when this process began. If a command mounts something over /proc, this process
@@ -114,6 +119,30 @@ def close(fd: int) -> None:
 def set_pipe_size(fd: int, size: int) -> int:
     """Set the size of a pipe and return the size that the kernel chose; 0 on macOS."""
     return fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size) if hasattr(fcntl, "F_SETPIPE_SZ") else 0
+
+
+def splice(pipe: int, file: int, size: int) -> int:
+    """Move up to `size` bytes from a pipe to a file, at its position, without blocking.
+
+    Return the number of bytes, 0 at the end of the pipe. The kernel moves the bytes and the
+    position in one call: SIGKILL cannot separate them.
+    """
+    if hasattr(os, "splice"):
+        return os.splice(pipe, file, size, flags=_SPLICE_F_NONBLOCK)
+    return _call("splice", pipe, None, file, None, size, _SPLICE_F_NONBLOCK)
+
+
+_SPLICE_F_NONBLOCK = 2
+
+
+def position(file: int) -> int:
+    """Return the position of a file."""
+    return os.lseek(file, 0, os.SEEK_CUR)
+
+
+def seek(file: int, to: int) -> None:
+    """Set the position of a file."""
+    os.lseek(file, to, os.SEEK_SET)
 
 
 def dup(fd: int) -> int:

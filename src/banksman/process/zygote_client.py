@@ -154,6 +154,13 @@ class ZygoteHandle:
         return bool(poller.poll(max(0.0, seconds) * 1000))
 
     @property
+    def is_dead(self) -> bool:
+        """Whether the process has exited, reaped or not."""
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(0))
+
+    @property
     def is_gone(self) -> bool:
         """Whether `wait_gone` has seen the exit."""
         return self._pidfd < 0
@@ -365,8 +372,11 @@ class Spawner:
     def _current(self, fingerprint: object) -> ZygoteHandle:
         if self._is_over:
             raise Refused("cannot start a command: the program is ending")
-        if self._zygote is not None and self._zygote.fingerprint != fingerprint:
-            self._retire(self._zygote)
+        # A dead zygote is not always told by its socket: a spare that it has just forked may still
+        # hold a copy, and the socket then takes an order that is lost.
+        zygote = self._zygote
+        if zygote is not None and (zygote.fingerprint != fingerprint or zygote.is_dead):
+            self._retire(zygote)
         if self._zygote is None:
             self._zygote = _start(fingerprint, self.plan_text)
         return self._zygote

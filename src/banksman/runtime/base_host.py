@@ -1,10 +1,10 @@
 """Base of the public `Host`: owner of every command and every session of one event loop.
 
 The host promises that nothing it started outlives it. Closing it, leaving its `async with`, or the
-end of its loop ends every session and every command by the ladder. This module has the calls on
-sessions, the drain and the close. `loop_bound.py` binds the host to its loop. Its commands are in
-`commands/registry.py`, its sessions in `sessions/registry.py`. `banksman/host.py` chooses the
-store.
+end of its loop ends every session and every command by the ladder. This module opens sessions,
+drains and closes. `loop_bound.py` binds the host to its loop. `stored_sessions.py` has the other
+calls on sessions, and `commands/command_starter.py` those on commands. `banksman/host.py` chooses
+the store.
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ import enum
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from banksman.commands.command_starter import CommandStarter
 from banksman.commands.options import check_seconds, clamp_timeout
-from banksman.commands.registry import CommandStarter
 from banksman.commands.result import Ended
-from banksman.errors import BanksmanError, Closed, NotFound, StoreError, UsageError
+from banksman.errors import BanksmanError, Closed, StoreError, UsageError
 from banksman.runtime.loop_bound import LoopBound
+from banksman.runtime.stored_sessions import StoredSessions
 
 if TYPE_CHECKING:
-    import datetime
-
-    from banksman.core.session.budget import Budget, CapUse, OnBudget
-    from banksman.core.wire.redaction import Redactor
-    from banksman.sessions.cluster_hooks import ClusterHooks
+    from banksman.core.session.budget import Budget, OnBudget
     from banksman.sessions.limit_callback import OnLimit
     from banksman.sessions.questions import OnQuestion
-    from banksman.sessions.registry import SessionRegistry
     from banksman.sessions.session import Session
+    from banksman.sessions.session_hooks import HookFunction
+    from banksman.sessions.session_opener import SessionOpener
     from banksman.sessions.session_spec import Permit
     from banksman.sessions.tools import Tool
-    from banksman.store.log import KnownSession, Log, MultiSessionPage, UsageBy, UsageRow
+    from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
+
+# How long the next host may take, and how long a session may take until it can be handed over: a
+# write to its agent, the sweep after an interrupt, a call of the agent into this host.
+HOLD_SECONDS = 60.0
+HAND_OVER_SECONDS_MAX = 10.0
 
 
 class SettleTime(enum.Enum):
@@ -54,7 +57,7 @@ class SettleTime(enum.Enum):
     WHEN_NEEDED = enum.auto()
 
 
-class Host(LoopBound, CommandStarter):
+class Host(LoopBound, StoredSessions, CommandStarter):
     """Owns sessions and commands. Use `async with Host() as host`, or call `close()`.
 
     A host belongs to the loop in which it is first used.
@@ -74,14 +77,16 @@ class Host(LoopBound, CommandStarter):
         user_helper: Sequence[str] | None = None,
         budget: Budget | Mapping[str, float] | None = None,
         caller_budgets: Mapping[str, Budget | Mapping[str, float]] | None = None,
+        survive: str | None = None,
+        hold_seconds: float = HOLD_SECONDS,
     ) -> None:
         """Create a host. Nothing is opened yet.
 
         `store`: opens the log when the first session needs it; None: the host has no sessions. The
         first awaited call waits until the log is ready (`Log.ready`). Calls that do not await may
         be refused until then. `settles`: when the store is opened to settle the leftovers of dead
-        hosts. `secrets`: removed from each event before it is stored; `core/wire/redaction.py` and
-        `core/wire/stream_redaction.py` state the limits.
+        hosts. `secrets`: removed from each event before it is stored; `core/redaction/` states the
+        limits.
 
         `processes_max`: limit on agent processes. The session that was idle for the longest time
         makes room, and resumes its conversation at the next ask. `starts_max`: limit on
@@ -90,7 +95,7 @@ class Host(LoopBound, CommandStarter):
         `permit`: raises if a session from the store may not be opened again with its recorded spec.
         It is also called before each start of a process.
 
-        `budget`, `caller_budgets`: see `banksman.Host`.
+        `budget`, `caller_budgets`, `survive`, `hold_seconds`: see `banksman.Host`.
         """
         for limit_name, limit in (("processes_max", processes_max), ("starts_max", starts_max)):
             if limit is not None and (
@@ -109,7 +114,7 @@ class Host(LoopBound, CommandStarter):
         self._limits = processes_max, starts_max
         self._permit = permit
         self._budgets = budget, caller_budgets
-        self._sessions: SessionRegistry | None = None
+        self._survival = survive, hold_seconds
         # When the last attempt to open the store failed. None: there was no attempt, or the store
         # is open.
         self._open_failed_at: float | None = None
@@ -177,6 +182,15 @@ class Host(LoopBound, CommandStarter):
         budget: Budget | Mapping[str, float] | None = None,
         on_budget: OnBudget | None = None,
         fallback: Sequence[str] = (),
+        user: str | int | None = None,
+        limits: Mapping[str, Any] | None = None,
+        scrub: Sequence[str] | None = None,
+        wrap: str | Sequence[str] | None = None,
+        on_open: Sequence[str] | HookFunction | None = None,
+        on_close: Sequence[str] | HookFunction | None = None,
+        survive: str | None = None,
+        caller: str | None = None,
+        only_own: bool = False,
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
@@ -221,9 +235,25 @@ class Host(LoopBound, CommandStarter):
         goes to the first of them that is neither, in a conversation of its own. An ask that was
         sent never goes to another agent. `command`, `args`, `model`, `permission_mode`, `resume`
         and `fork` are for `agent` alone.
+
+        `user`, `limits`: as for a command. `scrub`: which inherited variables the agent does not
+        get; None: what its profile says, usually all that may hold secrets but the keys of its
+        provider. `wrap`: a prefix of the agent's command, such as `["bwrap", …]`, with the
+        placeholders `{cwd}`, `{session}` and `{command}`, or the name of a sandbox, such as
+        "bwrap". `on_open`, `on_close`: a command that makes, or removes, what the session works in,
+        such as a worktree, with the placeholders `{cwd}` and `{session}`; or a function that gets a
+        `HookCall`. `HookFailed`: `on_open` failed, and the session was not opened. A part that
+        is None is as the session had it, else as the profile says. See docs/agents.md.
+        `survive`: "crash": the agent survives the death of this host, and the next host that opens
+        the session continues its turn. None: as the host says. `UsageError` if no other host could
+        open the session: with `env`, `mcp_servers`, `hooks`, `tools` or functions. Linux only.
+        `caller`: the name of the person or program on whose behalf the session is opened. The first
+        one is its owner for `banksman serve`: see docs/security.md. `only_own`: raise `NameTaken`,
+        and change nothing, if `name` belongs to a session that `caller` does not own.
         """
         # Loaded with the first session, so that a program that only runs commands does not pay for
         # it.
+        from banksman.sessions import containment  # noqa: PLC0415
         from banksman.sessions.arguments import with_budget  # noqa: PLC0415
         from banksman.sessions.session_spec import SessionSpec  # noqa: PLC0415
 
@@ -250,6 +280,18 @@ class Host(LoopBound, CommandStarter):
             labels=labels,
             on_limit=on_limit,
             fallback=fallback,
+            contained=containment.checked(
+                user=user,
+                limits=limits,
+                scrub=scrub,
+                wrap=wrap,
+                on_open=on_open,
+                on_close=on_close,
+            ),
+            user_helper=self._user_helper,
+            survive=survive,
+            caller=caller,
+            only_own=only_own,
         )
         sessions = self._own_sessions()
         try:
@@ -277,138 +319,16 @@ class Host(LoopBound, CommandStarter):
         id = session if isinstance(session, str) else session.id
         return await self._own_sessions().fork(self.session(id), name, on_question)
 
-    def session(self, id_or_name: str) -> Session:
-        """Return a session of the store by id or name.
-
-        Reading it needs no claim. The first ask claims it: `NotOwner` if a live host elsewhere has
-        it. A closed host returns only sessions that it had.
-        """
-        return self._own_sessions().find(id_or_name)
-
-    def sessions(self, after: str | None = None, *, limit: int | None = None) -> list[Session]:
-        """Return the sessions of the store, of all owners, oldest first.
-
-        `after`: the id of the session to start after. `limit`: how many to return. A closed host
-        returns only sessions that it had.
-        """
-        if self._is_closing and self._sessions is None:
-            return []
-        return self._own_sessions().all(after, limit)
-
-    async def delete(self, session: Session | str) -> None:
-        """Delete a session with its whole history. A session that is open here is closed first.
-
-        `NotOwner`: a live host elsewhere has it. `NotFound`: there is no such session; the remains
-        of an interrupted deletion are removed.
-        """
-        self._bind()
-        sessions = self._own_sessions()
-        try:
-            found = self.session(session) if isinstance(session, str) else session
-        except NotFound:
-            await sessions.delete_remains(str(session))
-            raise
-        await sessions.delete(found)
-
-    async def has_waiting_asks(self, known: KnownSession) -> bool:
-        """Whether asks are still waiting in a session without an owner."""
-        from banksman.sessions.recovery import has_waiting_asks  # noqa: PLC0415
-
-        return await has_waiting_asks(self._own_sessions().store, known)
-
-    async def take_over(self, id: str) -> Session:
-        """Claim a session that has no live owner, and resume it as it was opened the last time.
-
-        `NotOwner`: a live host elsewhere has it. `UsageError`: its log has not enough information
-        to open it again.
-        """
-        self._bind()
-        return await self._own_sessions().take_over(id)
-
-    async def take_up(self) -> None:
-        """Resume the sessions with accepted asks of dead hosts that no host has opened since.
-
-        For a host that serves its store to clients: the clients do not know that they should ask
-        again.
-        """
-        self._bind()
-        await self._own_sessions().take_up()
-
-    # -- reading several sessions -----------------------------------------------------------------
-    async def read_many(
-        self,
-        after: str | None = None,
-        *,
-        limit: int = 1000,
-        sessions: Collection[str] | None = None,
-    ) -> MultiSessionPage:
-        """Read events of all sessions of the store, or of these, in commit order.
-
-        `after`: the position to start after; None: from the first event. `position` of the page is
-        the place to continue from.
-        """
-        self._bind()
-        return await self._own_sessions().read_many(after, limit, sessions)
-
-    async def usage(
-        self,
-        by: UsageBy = "day",
-        *,
-        since: datetime.date | str | None = None,
-        until: datetime.date | str | None = None,
-    ) -> list[UsageRow]:
-        """Return the usage of all turns in the store: tokens, cost, working time and turns.
-
-        `by`: the rows are days, sessions, agents or callers. `since`, `until`: the first and the
-        last day, in UTC. Deleted sessions stay counted, and imported ones are not.
-        """
-        self._bind()
-        store = self._own_sessions().store
-        await store.ready()
-        return await store.usage(by, since=since, until=until)
-
-    def budget_uses(self) -> tuple[CapUse, ...]:
-        """Return the caps of the host and of its callers, and what is used of them today (UTC)."""
-        if self._sessions is None or self._sessions.budgets is None:
-            return ()
-        return self._sessions.budgets.uses()
-
-    async def wait_past(self, position: str) -> None:
-        """Wait until an event is committed after a position, in any session."""
-        self._bind()
-        await self._own_sessions().wait_past(position)
-
-    def our_sessions(self) -> list[Session]:
-        """The sessions that this host has, or had until they were closed.
-
-        Does not read the store.
-        """
-        return [] if self._sessions is None else self._sessions.ours()
-
-    @property
-    def log(self) -> Log:
-        """The log that stores the sessions."""
-        return self._own_sessions().store
-
-    @property
-    def redactor(self) -> Redactor | None:
-        """The redactor that removes secrets from stored events; None without secrets."""
-        return self._own_sessions().redactor
-
-    def set_cluster_hooks(self, hooks: ClusterHooks | None) -> None:
-        """Set the hooks that announce this host's sessions to other hosts; None removes them."""
-        self._own_sessions().cluster_hooks = hooks
-
-    def _own_sessions(self) -> SessionRegistry:
+    def _own_sessions(self) -> SessionOpener:
         """Return the registry of sessions. Opens the store if necessary."""
         if self._sessions is None:
             if self._is_closing:
                 raise Closed("the host is closed", hint="open another Host")
             self._bind()
-            from banksman.core.wire.redaction import Redactor  # noqa: PLC0415
+            from banksman.core.redaction.redactor import Redactor  # noqa: PLC0415
             from banksman.sessions.arguments import checked_budgets  # noqa: PLC0415
             from banksman.sessions.pool import Pool, starts_at_once  # noqa: PLC0415
-            from banksman.sessions.registry import SessionRegistry  # noqa: PLC0415
+            from banksman.sessions.session_opener import SessionOpener  # noqa: PLC0415
 
             assert self._open_store is not None
             processes_max, starts_max = self._limits
@@ -423,16 +343,42 @@ class Host(LoopBound, CommandStarter):
                 self._open_failed_at = time.monotonic()
                 raise
             self._open_failed_at = None
-            self._sessions = SessionRegistry(store, pool, redactor, self._permit, shared)
+            survive, hold_seconds = self._survival
+            self._sessions = SessionOpener(
+                store,
+                pool,
+                redactor,
+                self._permit,
+                shared,
+                user_helper=self._user_helper,
+                survive=survive,
+                hold_seconds=hold_seconds,
+            )
         return self._sessions
 
-    async def drain(self, *, timeout: float | None = None) -> None:
+    async def drain(
+        self,
+        *,
+        timeout: float | None = None,
+        hand_over: bool = False,
+        hold_seconds: float = HOLD_SECONDS,
+    ) -> None:
         """Accept nothing new, finish running work, then close.
 
         `timeout`: seconds until work that is still running is stopped. Cancelling only stops the
         waiting; the draining continues.
+
+        `hand_over`: leave the work to the next host on this machine that opens the same store. A
+        session goes there with its process, in the middle of its turn, and waiting asks stay in the
+        store. `timeout` is at most `HAND_OVER_SECONDS_MAX` then. The processes are ended if no host
+        comes within `hold_seconds`. A session is finished here, as far as the time allows, if
+        another program cannot open it from the store alone: with `env`, `mcp_servers`, `hooks`,
+        `tools` or functions such as `on_question`. See docs/concepts.md.
         """
-        self._finish_nowait(timeout)
+        if hand_over:
+            self._hand_over_nowait(timeout, hold_seconds)
+        else:
+            self._finish_nowait(timeout)
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._finish_and_close())
         await asyncio.shield(self._draining)
@@ -460,6 +406,20 @@ class Host(LoopBound, CommandStarter):
             # deadline. Of several deadlines the first one counts.
             self._deadlines.append(loop.call_later(seconds, self._stop_all))
 
+    def _hand_over_nowait(self, timeout: float | None, hold_seconds: float) -> None:
+        self._bind()
+        check_seconds("hold_seconds", hold_seconds)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
+        self._is_draining = True
+        self._open_no_more()
+        seconds = min(HAND_OVER_SECONDS_MAX, HAND_OVER_SECONDS_MAX if timeout is None else timeout)
+        for session in self.our_sessions():
+            assert self._sessions is not None
+            self._sessions.hand_over(session, seconds, hold_seconds)
+        loop = asyncio.get_running_loop()
+        self._deadlines.append(loop.call_later(seconds, self._stop_all))
+
     async def _finish_and_close(self) -> None:
         await self._wait_finished()
         await self.close()
@@ -471,6 +431,7 @@ class Host(LoopBound, CommandStarter):
         await asyncio.gather(self._command_registry.wait_empty(), *closed)
         # While a session finished, a `watch` may have started a search, which is a process too.
         await self._command_registry.wait_empty()
+        self._command_registry.end_waits()
         for deadline in self._deadlines:
             deadline.cancel()
 
@@ -503,6 +464,7 @@ class Host(LoopBound, CommandStarter):
         self._stop_all()
         await asyncio.gather(*(session.wait_closed() for session in self.our_sessions()))
         await self._command_registry.wait_empty()
+        self._command_registry.end_waits()
         if self._sessions is not None:
             await self._sessions.close()
             # If this is cancelled, the next close closes the log. A log may be closed more than
@@ -515,5 +477,5 @@ class Host(LoopBound, CommandStarter):
         for session in self.our_sessions():
             session.abandon()
         if self._sessions is not None:
-            self._sessions.store.abandon()
+            self._sessions.abandon()
         self._command_registry.abandon()

@@ -11,7 +11,7 @@ import weakref
 from typing import Unpack, overload
 
 from banksman.commands.command import Command
-from banksman.commands.registry import StartOptions, explicit, launch_of, options_of
+from banksman.commands.options import StartOptions, explicit, launch_of, options_of
 from banksman.commands.result import Finished
 from banksman.errors import UsageError
 from banksman.process.launch import Argv
@@ -47,7 +47,9 @@ async def execute(argv: Argv, **how: Unpack[StartOptions]) -> Finished:
     seconds, KILL. `linger`: how long remaining processes may run after the command has exited
     without a stop. `drain`: how long to wait for the end of the output once every process is gone.
     `env`: added to the inherited environment. `scrub`: removes variables ("nesting", "secrets", or
-    names). `limits`: `{"nofile": 64, "as": …, "nice": 5, "oom_score_adj": 500}`.
+    names). `limits`: `{"nofile": 64, "as": …, "nice": 5, "oom_score_adj": 500}` of each process,
+    and `{"memory_bytes": …, "swap_bytes": 0, "processes": 100, "cpus": 1.5}` of the whole tree. The
+    latter need a control group, and raise `UsageError` where none can be made.
     `output_bytes_max`: bytes kept of each stream, head and tail. `output_total_max`: with more
     output the command is ended. `on_output(stream, data)`: gets all output.
 

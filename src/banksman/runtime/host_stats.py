@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from banksman.commands.running_command import State
 from banksman.errors import BanksmanError, StoreError
+from banksman.histogram import Histogram
 from banksman.runtime.base_host import Host
-from banksman.sessions.diagnostics import TurnTimes
+from banksman.sessions.diagnostics import BOUNDS, TurnTimes
+from banksman.store.log_values import COMMIT_BOUNDS
 
 if TYPE_CHECKING:
     from banksman.core.session.budget import CapUse
     from banksman.core.session.usage import Usage
     from banksman.sessions.registry import SessionRegistry
-    from banksman.store.log import Owner
+    from banksman.sessions.status import Status
+    from banksman.store.log_values import Owner
 
 
 # Phases of sessions that are open on this host, and of the others. Each has an entry in the
@@ -38,12 +42,21 @@ PHASES = (
         "draining",
         "closing",
     ),
-    *("leaving", "parting", "failed", "fenced"),
+    *("leaving", "handing", "parting", "failed", "fenced"),
 )
 OTHER_PHASES = ("asleep", "elsewhere", "lost")
 # Pause between two attempts to open a store on behalf of a health check. Any client may trigger a
 # health check, and an attempt may block the loop for some seconds.
 OPEN_AGAIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupSums:
+    """Sums over the control groups of the sessions of a host."""
+
+    groups: int = 0
+    memory_bytes: int = 0
+    processes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +67,12 @@ class HostStats:
     sessions open on this host are counted. `clocks`: for each name of a running clock, the fewest
     seconds left. `limited_until`: for each agent with a limited account, when its last limit ends.
     `over_budget`: sessions that a budget holds back. `budgets`: the shared caps of today.
+    `cgroups`: sessions whose agent has a control group, and the sums of their usage.
 
     These values only grow:
     - `counters` and `turns`, of sessions (see `CountTotals`).
-    - `store`, of the log (see `Log.counters`).
+    - `store`, of the log (see `Log.counters`), and the durations of its commits.
+    - `takeovers`: the durations of the take-overs of sessions of other hosts.
     - `commands_ended`, by reason.
     - `usage`, by agent.
     - `swept`, `survivors` and `output_dropped`, of commands and agents.
@@ -74,6 +89,8 @@ class HostStats:
     turns: Mapping[str, int] = field(default_factory=dict[str, int])
     times: TurnTimes = field(default_factory=TurnTimes)
     store: Mapping[str, float] = field(default_factory=dict[str, float])
+    commit_times: Histogram = field(default_factory=partial(Histogram, COMMIT_BOUNDS))
+    takeovers: Histogram = field(default_factory=partial(Histogram, BOUNDS))
     commands_ended: Mapping[str, int] = field(default_factory=dict[str, int])
     swept: int = 0
     survivors: int = 0
@@ -84,6 +101,7 @@ class HostStats:
     waiting_for_limit: int = 0
     over_budget: int = 0
     budgets: Sequence[CapUse] = ()
+    cgroups: CgroupSums = CgroupSums()
 
 
 def take(host: Host) -> HostStats:
@@ -160,6 +178,8 @@ def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
         times=sessions.totals.times(),
         usage=sessions.totals.usage(),
         store=sessions.store.counters(),
+        commit_times=sessions.store.commit_times,
+        takeovers=sessions.totals.takeovers,
         swept=stats.swept + counters["swept"],
         survivors=stats.survivors + counters["survivors"],
         limited=sum(status.limited_until is not None for status in here.values()),
@@ -167,6 +187,17 @@ def _with_sessions(stats: HostStats, sessions: SessionRegistry) -> HostStats:
         waiting_for_limit=sum(status.waits_for_limit for status in here.values()),
         over_budget=sum(any(use.is_reached for use in status.budget) for status in here.values()),
         budgets=() if sessions.budgets is None else sessions.budgets.uses(),
+        cgroups=_cgroups(here.values()),
+    )
+
+
+def _cgroups(here: Iterable[Status]) -> CgroupSums:
+    contained = (status.containment for status in here)
+    groups = [each.cgroup for each in contained if each is not None and each.cgroup is not None]
+    return CgroupSums(
+        groups=len(groups),
+        memory_bytes=sum(each.memory_bytes or 0 for each in groups),
+        processes=sum(each.processes or 0 for each in groups),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,8 +20,13 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from banksman.cluster.http.forwarded_request import Application
+from banksman.errors import UsageError
 from banksman.server import web
+from banksman.server.access.named_tokens import NamedTokens, default_path
+from banksman.server.access.roles import Action
+from banksman.server.access.trusted_proxy import TrustedProxies
 from banksman.server.api import (
+    access_routes,
     admin_routes,
     command_routes,
     event_routes,
@@ -33,6 +39,7 @@ from banksman.server.api.route import Endpoint, HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.http.auth import AuthMiddleware, PageTokens, revoked_path
 from banksman.server.http.connection import HEADERS_FOR_BROWSERS
+from banksman.server.http.rate_limit import RateLimit
 from banksman.server.problems import Problem
 
 log = logging.getLogger("banksman.serve")
@@ -45,6 +52,7 @@ ROUTES: tuple[Route, ...] = (
     *host_routes.ROUTES,
     *admin_routes.ROUTES,
     *usage_routes.ROUTES,
+    *access_routes.ROUTES,
 )
 
 
@@ -65,7 +73,13 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
     async def describe(_: RouteCall) -> HttpAnswer:
         return HttpAnswer(described())
 
-    own = Route(method="GET", path="/openapi.json", handle=describe, summary="This.")
+    own = Route(
+        method="GET",
+        path="/openapi.json",
+        action=Action.LIST,
+        handle=describe,
+        summary="This.",
+    )
     by_path: dict[str, list[Route]] = {}
     for route in (*ROUTES, own, *web.ROUTES):
         by_path.setdefault(route.path, []).append(route)
@@ -81,10 +95,30 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
     pages = PageTokens(token, port, revoked_path())
     context.streams.is_revoked = pages.is_revoked
     authentication = context.authentication = AuthMiddleware(
-        router, token=token, pages=pages, names=names, is_open=is_open.__contains__
+        router,
+        token=token,
+        pages=pages,
+        names=names,
+        is_open=is_open.__contains__,
+        named=NamedTokens(_named_path()),
+        rate_limit=_rate_limit(context),
+        proxies=TrustedProxies(context.settings.trusted_proxies),
     )
     context.application = Application(RequestLogger(router))
     return RequestLogger(authentication)
+
+
+def _rate_limit(context: Context) -> RateLimit | None:
+    per_second = context.settings.requests_per_second
+    return None if per_second is None else RateLimit(per_second, context.settings.burst)
+
+
+def _named_path() -> Path | None:
+    """Return the file of named tokens; None if the user has no home folder."""
+    try:
+        return default_path()
+    except UsageError:
+        return None
 
 
 async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:

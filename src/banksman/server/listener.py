@@ -1,29 +1,16 @@
-"""HTTP listener: bind the address, serve connections, and close them in order.
+"""Bind the address of the server, or use a listening socket that was passed to it.
 
-uvicorn implements the HTTP protocol. Its own server class is not used: it installs signal handlers,
-and it polls ten times a second for its end. Here the end is a future that every stream waits on.
-Each stream sends its closing mark. A client that does not read even that is aborted.
+This module imports nothing of HTTP: the address must be free before anything else happens.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
-from collections.abc import Sequence
-from typing import cast
 
-from starlette.types import ASGIApp
-from uvicorn.server import ServerState
-
+from banksman import sockets
 from banksman.errors import MachineError, UsageError
-from banksman.server.http.accept_loop import BACKLOG, Acceptor
-from banksman.server.http.connection import Connection, config_for
-from banksman.server.server_settings import ServerSettings
-from banksman.server.streams.follower import EventStreams
-
-# From the start of the shutdown to the last byte for clients that still read.
-CLOSE_SECONDS_MAX = 2.0
+from banksman.server.server_settings import ServerSettings, is_loopback
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -35,7 +22,7 @@ def bind(settings: ServerSettings) -> socket.socket:
         listener.bind((settings.bind, settings.port))
         # Listen now: of two servers that start at the same time, the second one gets its error only
         # from `listen`.
-        listener.listen(BACKLOG)
+        listener.listen(sockets.BACKLOG)
         listener.setblocking(False)
     except OSError as exc:
         listener.close()
@@ -55,70 +42,27 @@ def bind(settings: ServerSettings) -> socket.socket:
     return listener
 
 
+def use(passed: socket.socket, settings: ServerSettings) -> socket.socket:
+    """Return a listener that was passed to the server, in place of one that it binds.
+
+    Raises `UsageError` if other machines can reach its address and the settings forbid that.
+    """
+    address = str(passed.getsockname()[0])
+    if not settings.allow_remote and not is_loopback(address):
+        message = f"cannot listen at {address}: other machines can reach the passed socket"
+        hint = (
+            "pass a socket at 127.0.0.1, "
+            "or set allow_remote = true, with tls_cert and tls_key or with TLS in front of it"
+        )
+        raise UsageError(message, hint=hint)
+    return passed
+
+
 def port_of(listener: socket.socket) -> int:
     return int(listener.getsockname()[1])
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, is_secure: bool = False) -> str:
     host, port, *_ = listener.getsockname()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class HttpServer:
-    """Serve an application on these sockets, and close them at the end."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        listeners: Sequence[socket.socket],
-        settings: ServerSettings,
-        streams: EventStreams,
-    ) -> None:
-        self._config = config_for(app)
-        self._state = ServerState()
-        self._settings = settings
-        self._streams = streams
-        self._listeners = listeners
-        self._acceptor = Acceptor(listeners, self._connection)
-
-    def start(self) -> None:
-        self._acceptor.start()
-
-    def _connection(self) -> Connection:
-        return Connection(
-            config=self._config,
-            server_state=self._state,
-            app_state={},
-            stall_seconds=self._settings.stall_seconds,
-            on_stall=self._on_stall,
-        )
-
-    def _on_stall(self, is_stream: bool) -> None:
-        self._streams.counts.cut += is_stream
-
-    async def close(self) -> None:
-        """Stop accepting, end the streams, finish running requests, then abort what is left."""
-        await self._acceptor.close()
-        for listener in self._listeners:
-            listener.close()
-        if not self._streams.closing.done():
-            self._streams.closing.set_result(None)
-        connections = [cast("Connection", connection) for connection in self._state.connections]
-        lost = [connection.lost for connection in connections]
-        for connection in connections:
-            connection.shutdown()
-        if lost:
-            await asyncio.wait(lost, timeout=CLOSE_SECONDS_MAX)
-        for connection in connections:
-            connection.abort()
-        if lost:
-            # The abort takes effect in the next iteration of the loop; unsent data is dropped.
-            await asyncio.wait(lost)
-        # Requests that still wait for something on behalf of a client that has disconnected.
-        tasks = list(self._state.tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        assert not self._state.connections, "a connection outlived the shutdown"
-        await self._streams.pages.close()
+    scheme = "https" if is_secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

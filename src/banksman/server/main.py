@@ -1,7 +1,8 @@
 """Run `banksman serve` and `banksman host`: startup, signals, drain, exit code.
 
-Startup runs in an order in which each step can still fail without harm: bind the address, load the
-token, open the store, then accept connections.
+Startup runs in an order in which each step can still fail without harm: look for the packages,
+check the settings, bind the address, load the token, open the store. Then the server takes over
+what the last one left, imports the HTTP application (`served_host.py`), and accepts connections.
 
 A signal or `POST /v1/drain` starts the shutdown:
 
@@ -9,7 +10,10 @@ A signal or `POST /v1/drain` starts the shutdown:
 2. Event streams end with a mark that asks the client to reconnect.
 3. The host is closed.
 
-A second signal skips the wait for running turns.
+With a hand-over the streams end first. Then the next server gets what runs, and only the rest is
+waited for.
+
+A second signal skips the wait for running turns, but takes nothing from the next server.
 """
 
 from __future__ import annotations
@@ -22,22 +26,34 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from banksman import Host, config, raise_fd_limit, sockets
-from banksman.cluster.http import membership
 from banksman.errors import BanksmanError, UsageError
 from banksman.folders import sockets_folder, state_folder
-from banksman.server import embedded
 from banksman.server import listener as servers
-from banksman.server.context import Context
-from banksman.server.embedded import GracefulShutdown
+from banksman.server import served_host
+from banksman.server.graceful_shutdown import GracefulShutdown
+from banksman.server.http import tls
 from banksman.server.http import token_file as tokens
-from banksman.server.ops import discovery_file, logs, service_manager, stack_dump
+from banksman.server.ops import (
+    discovery_file,
+    logs,
+    passed_sockets,
+    server_hand_over,
+    service_manager,
+    stack_dump,
+)
+from banksman.server.ops.passed_sockets import PassedSockets
+from banksman.server.ops.upgrade import ServerUpgrade, run_check
 from banksman.server.server_settings import ServerSettings
+
+if TYPE_CHECKING:
+    from banksman.server.context import Context
 
 log = logging.getLogger("banksman.serve")
 
@@ -50,13 +66,19 @@ GC_ALLOCATIONS = 20_000
 Then = Callable[[Host, str], Coroutine[Any, Any, None]]
 
 
-def run(settings: ServerSettings, then: Then | None = None) -> int:
+def run(settings: ServerSettings, then: Then | None = None, words: Sequence[str] = ()) -> int:
     """Serve until a shutdown is requested, and return the exit code.
 
     Prints the server's address as soon as clients can use it. `then`: called at that moment with
-    the host and the address; its coroutine is cancelled at the end.
+    the host and the address; its coroutine is cancelled at the end. `words`: the command line from
+    its verb on, if this is `banksman serve`: another version can continue with it.
     """
-    return _ended(_run(settings, then))
+    upgrades: list[ServerUpgrade] = []
+    code = _ended(_run(settings, then, words, upgrades.append))
+    for upgrade in upgrades:
+        if upgrade.is_due:
+            upgrade.become()
+    return code
 
 
 def _ended(serving: Coroutine[Any, Any, int]) -> int:
@@ -75,21 +97,49 @@ def _ended(serving: Coroutine[Any, Any, int]) -> int:
         return 130
 
 
-async def _run(settings: ServerSettings, then: Then | None) -> int:
+async def _run(
+    settings: ServerSettings,
+    then: Then | None,
+    words: Sequence[str],
+    on_upgrade: Callable[[ServerUpgrade], None],
+) -> int:
     loop = asyncio.get_running_loop()
     notifier = service_manager.take()
-    with closing(servers.bind(settings)) as listener:
+    passed = passed_sockets.take()
+    certificate = tls.of(settings)
+    with closing(passed), closing(_listener(settings, passed)) as listener:
         token = settings.token or tokens.load_or_make(_token_path(settings))
         logs.configure(settings.log_format, settings.log_level, [token, *settings.secrets])
         _warn_about_variables()
         raise_fd_limit()
         stack_dump.install(loop)
-        service_manager.install(loop)
+        service_manager.install(loop, has_children=passed.is_upgrade)
         try:
-            await _serve(settings, listener, token, notifier, then)
+            upgrade: ServerUpgrade | None = None
+            if words:
+                kept = [listener] if passed.user is None else [listener, passed.user]
+                upgrade = ServerUpgrade(settings, words, notifier, kept)
+                on_upgrade(upgrade)
+            await _serve(settings, listener, passed, token, notifier, upgrade, certificate, then)
         finally:
             stack_dump.uninstall(loop)
     return 0
+
+
+def check(settings: ServerSettings, check_store: Callable[[Path], None]) -> int:
+    """Answer a running server whether this version can take over, and return the exit code."""
+    # The next version imports it only after it has taken over.
+    import_module("banksman.server.http_service")
+
+    def check_files(store: Path) -> None:
+        tls.of(settings)
+        check_store(store)
+
+    return run_check(settings, check_files)
+
+
+def _listener(settings: ServerSettings, passed: PassedSockets) -> socket.socket:
+    return servers.bind(settings) if passed.port is None else servers.use(passed.port, settings)
 
 
 def run_host(settings: ServerSettings) -> int:
@@ -111,13 +161,17 @@ async def _run_host(settings: ServerSettings) -> int:
     stack_dump.install(loop)
     service_manager.install(loop)
     ending = GracefulShutdown(settings.drain_seconds)
+    passed = passed_sockets.take()
     try:
-        with _hearing_signals(ending), _own_socket() as (own, path):
+        with _hearing_signals(ending), closing(passed), _own_socket(passed) as (own, path):
             listeners = [] if own is None else [own]
-            address = "" if path is None else f"{embedded.UNIX}{path}"
-            async with embedded.serving(
+            address = "" if path is None else f"{served_host.UNIX}{path}"
+            async with served_host.serving(
                 settings, listeners, token=token, port=0, address=address, drain=ending.ask
             ) as context:
+                # Imported with the application: see `served_host.py`.
+                from banksman.cluster.http import membership  # noqa: PLC0415
+
                 _say(
                     f"Banksman takes {settings.room} sessions of {context.store}, "
                     f"as {membership.name_of(settings)}"
@@ -134,25 +188,41 @@ def _warn_about_variables() -> None:
         log.warning("unknown variable %s; %s", stray.name, stray.hint)
 
 
-async def _serve(
+async def _serve(  # noqa: PLR0917
     settings: ServerSettings,
     listener: socket.socket,
+    passed: PassedSockets,
     token: str,
     notifier: service_manager.Notifier,
+    upgrade: ServerUpgrade | None,
+    certificate: tls.ServerCertificate | None,
     then: Then | None,
 ) -> None:
-    url = servers.url_of(listener)
+    url = servers.url_of(listener, is_secure=certificate is not None)
     port = servers.port_of(listener)
     ending = GracefulShutdown(settings.drain_seconds)
-    with _hearing_signals(ending), _own_socket() as (own, path):
+    holds = await server_hand_over.hold_at_term(settings, is_managed=notifier.is_managed)
+    with _hearing_signals(ending, holds), _own_socket(passed) as (own, path):
         listeners = [listener] if own is None else [listener, own]
-        async with embedded.serving(
-            settings, listeners, token=token, port=port, address=url, drain=ending.ask
+        async with served_host.serving(
+            settings,
+            listeners,
+            token=token,
+            port=port,
+            address=url,
+            drain=ending.ask,
+            takes_over=True,
+            certificate=certificate,
         ) as context:
             host = context.host
+            context.upgrade = upgrade
             # In a cluster, the host that takes over a dead host's session serves the asks that wait
             # in it. A single server must do that at its start.
-            takes_up = [] if settings.is_clustered else [host.take_up()]
+            takes_up = (
+                []
+                if settings.is_clustered
+                else [host.take_up(), server_hand_over.keep_taking(host, settings)]
+            )
             with _announced(url, path):
                 _tell(context)
                 await _until_ended(
@@ -179,19 +249,31 @@ async def _until_ended(
             # handlers and the drain route still use.
             await asyncio.shield(ending.asked)
             context.streams.is_ending = True
-            notifier.stopping()
+            context.is_handing_over = ending.hold_seconds is not None
+            if context.upgrade is None or not context.upgrade.is_due:
+                notifier.stopping()
         # Before `finish`, which refuses the asks that wait: another host can still run them.
         if context.member is not None:
             await ending.leave(context.member)
-        await ending.finish(context.host)
+        scope: str | None = None
+        if ending.hold_seconds is not None:
+            scope = server_hand_over.begin(context.streams, context.settings)
+        keeps_asks = context.settings.is_durable
+        await ending.finish(context.host, keeps_asks=keeps_asks, scope=scope)
 
 
 @contextmanager
-def _own_socket() -> Generator[tuple[socket.socket | None, Path | None]]:
-    """Listen on a Unix socket for the user of this server.
+def _own_socket(
+    passed: PassedSockets,
+) -> Generator[tuple[socket.socket | None, Path | None]]:
+    """Listen on a Unix socket for the user of this server, or use the passed one.
 
     The server runs without it if it cannot be created: clients then need the URL and the token.
     """
+    if passed.user is not None:
+        # Its file belongs to the one that has passed it, and stays.
+        yield passed.user, passed.user_path
+        return
     try:
         own, path = sockets.listen_in(sockets_folder())
     except (BanksmanError, OSError) as exc:
@@ -309,17 +391,26 @@ async def _beating(notifier: service_manager.Notifier) -> AsyncGenerator[None]:
 
 
 @contextmanager
-def _hearing_signals(ending: GracefulShutdown) -> Generator[None]:
+def _hearing_signals(
+    ending: GracefulShutdown, hold_seconds: float | None = None
+) -> Generator[None]:
     """Handle SIGTERM and SIGINT: the first starts the shutdown, the second ends running turns.
 
-    A signal that arrives after the shutdown changes nothing: both signals are ignored from then on.
+    `hold_seconds`: of the hand-over at SIGTERM; None without one. SIGINT comes from a person at a
+    terminal, who starts no next server. In a hand-over the second signal changes nothing.
+
+    A signal that arrives after the shutdown changes nothing: both are ignored from then on.
     """
 
     def on_signal(number: int) -> None:
         name = signal.Signals(number).name
         if not ending.asked.done():
-            log.info("%s: shutting down, running turns have %g s", name, ending.seconds)
-            ending.ask()
+            holds = hold_seconds if number == signal.SIGTERM else None
+            if holds is None:
+                log.info("%s: shutting down, running turns have %g s", name, ending.seconds)
+            else:
+                log.info("%s: handing over, the next server has %g s", name, holds)
+            ending.ask(hold_seconds=holds)
         elif ending.hurry():
             log.info("%s again: stopping running turns", name)
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.responses import Response
 
 from banksman import Host, errors
 from banksman.errors import BanksmanError, NotFound
 from banksman.server.server_settings import NAME_LENGTH_MAX
 from banksman.sessions.session import Session
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 MEDIA_TYPE = "application/problem+json"
 # `Retry-After`, in seconds. The right value cannot be known. One second is long enough to avoid a
@@ -79,6 +81,9 @@ class Problem(Exception):
             self.headers.setdefault("Retry-After", str(RETRY_SECONDS))
 
     def response(self) -> Response:
+        # The policies of a host raise problems too, before anything of HTTP is imported.
+        from starlette.responses import Response  # noqa: PLC0415
+
         return Response(self.body(), self.status, self.headers, MEDIA_TYPE)
 
     def body(self) -> bytes:

@@ -40,14 +40,16 @@ from banksman.core.process_facts import (
     SweepEnded,
     WriteFailed,
 )
+from banksman.core.redaction.redactor import Redactor
 from banksman.core.session.effects import StartProcess
 from banksman.core.stop_ladder import Timings
-from banksman.core.wire.redaction import Redactor
 from banksman.errors import AgentError, BanksmanError
+from banksman.process.adoption import Claimed
 from banksman.process.launch import Launch
 from banksman.process.lease_page import LeasePage
 from banksman.process.orphans import trace
 from banksman.process.pipes import PipeWrite
+from banksman.process.tree_hand_over import Survival
 from banksman.sessions.frame_reader import FrameReader
 
 # An agent's stderr is not its answer. The beginning and the end are kept to explain a failure.
@@ -90,6 +92,33 @@ class AgentProcess(Protocol):
         """
         ...
 
+    def hand_over(self, hold_seconds: float, secret: bytes, record: bytes) -> asyncio.Future[str]:
+        """Give the process to the next host, and return the name of its hold.
+
+        From the call on nothing is read or reported. If the future raises, or if this call raises
+        `Refused`, this host keeps the process. After the result it has no process.
+        """
+        ...
+
+    def stderr(self) -> Stderr:
+        """Return what the process has written to stderr so far."""
+        ...
+
+    def settle(self, offset: int | None = None) -> None:
+        """Note that the stdout before this offset is durable; None: all that was reported.
+
+        Only for a process that survives its host: the next host reads from there.
+        """
+        ...
+
+    def forgo_survival(self) -> None:
+        """Let the process end with this host, although it was started to survive it."""
+        ...
+
+    def release(self) -> None:
+        """Release the guards of a process that survives its host: its end is durable."""
+        ...
+
     def pause(self) -> None:
         """Stop reading, so that the full pipe blocks the agent (backpressure)."""
         ...
@@ -105,6 +134,8 @@ class AgentProcess(Protocol):
 
 
 Spawn = Callable[[StartProcess, OnReport], AgentProcess]
+# Continues a process that another host has started.
+Continue = Callable[[OnReport], AgentProcess]
 
 
 class DrivenProcess:
@@ -116,14 +147,15 @@ class DrivenProcess:
 
     def __init__(
         self,
-        effect: StartProcess,
-        spawn: Spawn,
+        number: int,
+        begin: Continue,
         frames: FrameReader,
         on_report: Callable[[int, Report], None],
         redactor: Redactor | None = None,
     ) -> None:
+        """`number`: of the process. `begin`: starts the process, or takes it over."""
         self._loop = asyncio.get_running_loop()
-        self._number = effect.process
+        self._number = number
         self._frames = frames
         self._on_report = on_report
         self._redactor = redactor
@@ -131,9 +163,10 @@ class DrivenProcess:
         # When the stop began; None if the process is not being stopped.
         self.stopping_since: float | None = None
         self.is_paused = False
+        self._is_held = False
         self._has_exited = False
         self._mute: asyncio.TimerHandle | None = None
-        self.agent = spawn(effect, self._receive)
+        self.agent = begin(self._receive)
 
     def pause(self) -> None:
         """Stop reading the output."""
@@ -143,13 +176,33 @@ class DrivenProcess:
 
     def resume(self) -> None:
         # Never while frames wait in the backlog: its end calls `on_caught_up`.
-        if self.is_paused and not self._frames.is_behind:
+        if self.is_paused and not self._is_held and not self._frames.is_behind:
             self.is_paused = False
             self.agent.resume()
+
+    def hold(self) -> None:
+        """Stop reading until `release`, whatever the log and the frames say."""
+        self.pause()
+        self._is_held = True
+
+    def release(self) -> None:
+        """Read again, unless there is another reason not to."""
+        self._is_held = False
+        self.resume()
+
+    def take_back(self, begin: Continue) -> None:
+        """Continue the process that was handed over, because its next host will not come."""
+        self.is_paused = False
+        self.agent = begin(self._receive)
+
+    def stderr(self) -> Stderr:
+        """Return what the process has written to stderr so far, without secrets."""
+        return _redacted(_without_begun(self.agent.stderr(), self._redactor), self._redactor)
 
     def stop(self, kill_by: float | None = None) -> None:
         """Stop the process, see `AgentProcess.stop`."""
         self.stopping_since = self.stopping_since or self._loop.time()
+        self._is_held = False
         # A process that is blocked on a full pipe cannot react to a signal, so reading resumes.
         self.resume()
         self.agent.stop(kill_by)
@@ -214,9 +267,20 @@ class RealAgent:
     """`AgentProcess` backed by a real process."""
 
     def __init__(
-        self, launch: Launch, timings: Timings, on_report: OnReport, lease: LeasePage | None = None
+        self,
+        launch: Launch | Claimed,
+        timings: Timings,
+        on_report: OnReport,
+        lease: LeasePage | None = None,
+        survival: Survival | None = None,
     ) -> None:
+        """Start the process, or continue a claimed one, whose start is not reported again.
+
+        `survival`: the process survives the death of this host.
+        """
         self._on_report = on_report
+        self._is_claimed = isinstance(launch, Claimed)
+        self._handed: asyncio.Future[str] | None = None
         options = Options(
             stdin="pipe",
             grace=timings.grace,
@@ -235,6 +299,7 @@ class RealAgent:
             on_fact=self._on_fact,
             on_stdout=on_report,
             lease=lease,
+            survival=survival,
         )
         self._command.widen_stdout()
 
@@ -264,6 +329,28 @@ class RealAgent:
     def sweep_tools(self, since: float, ends: bool) -> None:
         self._command.sweep_nowait(since, ends=ends)
 
+    def hand_over(self, hold_seconds: float, secret: bytes, record: bytes) -> asyncio.Future[str]:
+        self._handed = self._command.hand_over_nowait(hold_seconds, secret, record)
+        return self._handed
+
+    def stderr(self) -> Stderr:
+        return _stderr_of(self._command.kept(Stream.STDERR))
+
+    @property
+    def _is_handed_over(self) -> bool:
+        handed = self._handed
+        return handed is not None and handed.done() and handed.exception() is None
+
+    def settle(self, offset: int | None = None) -> None:
+        self._command.settle_output(Stream.STDOUT, offset)
+
+    def forgo_survival(self) -> None:
+        self._command.forgo_survival()
+
+    def release(self) -> None:
+        if self._command.is_over:
+            self._command.release()
+
     def pause(self) -> None:
         self._command.pause_reading()
 
@@ -278,9 +365,12 @@ class RealAgent:
 
     def _on_fact(self, fact: ProcessFact) -> None:
         match fact:
+            case BytesRead():
+                # No log has stderr. A successor has no use for it.
+                self._command.settle_output(fact.stream)
             case StreamEnded(stream=Stream.STDOUT) | Exited() | SweepEnded():
                 self._on_report(fact)
-            case Started():
+            case Started() if not self._is_claimed:
                 self._on_report(replace(fact, born=trace(fact.pid)))
             case KeeperActed(by_lease=True):
                 hint = "check whether the host was suspended or overloaded"
@@ -290,6 +380,8 @@ class RealAgent:
                 pass
 
     def _on_end(self, command: Command) -> None:
+        if self._is_handed_over:
+            return  # The command is over for this host. The process is not.
         try:
             done = command.result()
         except BanksmanError as exc:
@@ -318,3 +410,13 @@ def _redacted(stderr: Stderr, redactor: Redactor | None) -> Stderr:
     if stderr.tail is None:
         return Stderr(redactor.redact_text(stderr.head))
     return Stderr(*redactor.redact_ends(stderr.head, stderr.tail))
+
+
+def _without_begun(stderr: Stderr, redactor: Redactor | None) -> Stderr:
+    """Leave out the end if it may be the beginning of a secret, which the process still writes."""
+    if redactor is None:
+        return stderr
+    # An unfinished character is replaced, and would hide that beginning.
+    if stderr.tail is None:
+        return Stderr(redactor.without_begun(stderr.head.rstrip("\ufffd")))
+    return Stderr(stderr.head, redactor.without_begun(stderr.tail.rstrip("\ufffd")))

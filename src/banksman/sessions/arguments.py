@@ -1,8 +1,8 @@
-"""Argument checks for callers: names, options, the arguments of an open, asks and settings.
+"""Checks of the arguments of an open: names, options, budgets, the agent's command and servers.
 
 A wrong argument is an error of the call. It must not reach the session state machine, where it
-would fail every caller of the session. `session_spec.py` uses the checks of an open. `find_move`
-checks the reordering of asks.
+would fail every caller of the session. `session_spec.py` uses these checks, and `ask_arguments.py`
+checks the arguments of an ask.
 
 **Options.** In seconds unless the name says otherwise. Missing options come from the profile or
 from `Config`:
@@ -31,36 +31,31 @@ import dataclasses
 import os
 import re
 import shlex
-import uuid
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from banksman.commands.options import SECONDS_MAX, check_seconds
-from banksman.core import json_schema as schemas
-from banksman.core.dialects.dialect import PLAIN, Dialect
+from banksman.core.dialects.dialect import PLAIN
+from banksman.core.redaction.redactor import Redactor
 from banksman.core.session import budget as budgets
-from banksman.core.session import permissions as tool_rules
-from banksman.core.session.ask_queue import Priority
 from banksman.core.session.budget import Budget
 from banksman.core.session.event import storable
-from banksman.core.session.fallback import CONTENT
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import Session
-from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.core.session.watchdogs import ClockName
 from banksman.core.stop_ladder import Timings
 from banksman.core.wire.framing import FRAME_BYTES_MAX
-from banksman.core.wire.redaction import Redactor
-from banksman.errors import NotFound, Refused, UsageError
+from banksman.errors import NotFound, UsageError
 from banksman.sessions.budget_ledger import ANY_CALLER, SharedBudgets
 from banksman.sessions.profile import AFTER_INTERRUPT, QUIET_SECONDS_MAX, Profile
-from banksman.sessions.status import find_turn
 
 # -- names ----------------------------------------------------------------------------------------
 NAME_CHARACTERS_MAX = 200
+# What the process of a session can survive.
+SURVIVES_CRASH = "crash"
 # A name must not look like a generated id. Otherwise a lookup by id could find another session by
 # its name.
 ID = re.compile(r"s-[0-9a-f]{16}")
@@ -83,18 +78,16 @@ OPTIONAL = ("question_seconds", "idle_seconds", "recycle_seconds")
 SECONDS = tuple(
     name for name in Config.__struct_fields__ if name.endswith(("_seconds", "_seconds_max"))
 )
-KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt", "budget")
-# -- asks ------------------------------------------------------------------------------------------
-ON_BUSY = ("enqueue", "reject", "interrupt", "steer", "collect")
-ON_PREEMPT = ("end", "requeue")
-# Far more classes than a person can distinguish.
-PRIORITY_MAX = 1_000_000
+KNOWN = (*SECONDS, *COUNTS, *LADDER, *WORDS, "clocks", "save_prompt", "budget", "hook_seconds")
+# How long `on_open` and `on_close` may take. A checkout or an image may need a minute.
+HOOK_SECONDS = 120.0
+# Options arrive from Python and as JSON.
+_OFF_HINT = "use None (JSON: null) to turn it off"
+# -- callers and budgets ---------------------------------------------------------------------------
 # Long enough for a name, an address or a UUID.
 CALLER_CHARACTERS_MAX = 200
 # Callers that a host may have a budget for.
 CALLERS_MAX = 10_000
-# Options arrive from Python and as JSON.
-_OFF_HINT = "use None (JSON: null) to turn it off"
 # -- how a session is opened -----------------------------------------------------------------------
 # More agents than anybody has accounts for.
 FALLBACKS_MAX = 8
@@ -144,6 +137,7 @@ class OptionValues(Struct, frozen=True, kw_only=True):
 
     timings: Timings
     frame_bytes_max: int
+    hook_seconds: float
     _config: Config
 
     @property
@@ -169,6 +163,9 @@ def read_options(profile: Profile, options: Mapping[str, Any]) -> OptionValues:
             clocks.update(_clocks(value))
         elif key == "budget":
             found[key] = budgets.parse(value)
+        elif key == "hook_seconds":
+            check_seconds(key, value)
+            found[key] = min(value, SECONDS_MAX)
         elif key in LADDER:
             check_seconds(key, value)
             ladder[LADDER[key]] = min(value, SECONDS_MAX)
@@ -184,6 +181,7 @@ def read_options(profile: Profile, options: Mapping[str, Any]) -> OptionValues:
     return OptionValues(
         timings=dataclasses.replace(profile.timings, **ladder),
         frame_bytes_max=found.pop("frame_bytes_max", FRAME_BYTES_MAX),
+        hook_seconds=found.pop("hook_seconds", HOOK_SECONDS),
         _config=Config(dialect=profile.dialect, clocks=clocks, **found),
     )
 
@@ -249,124 +247,6 @@ def with_budget(
     return {**(options or {}), **more} if more else options
 
 
-class AskChecks:
-    """Checks of the asks and settings of one session.
-
-    `capabilities`: the agent's capabilities; None means all.
-    """
-
-    def __init__(self, agent: str, dialect: Dialect, capabilities: Collection[str] | None) -> None:
-        self._agent = agent
-        self._dialect = dialect
-        self._capabilities = capabilities
-
-    def ask(
-        self,
-        prompt: Any,
-        *,
-        at: float,
-        priority: Any,
-        on_busy: Any = "enqueue",
-        on_preempt: Any = "end",
-        key: Any = None,
-        schema: Any = None,
-        rules: Any = None,
-        hold: str | None = None,
-        deadline: Any = None,
-        wall: float = 0.0,
-        caller: Any = None,
-    ) -> Ask:
-        """Check the arguments of an ask and return the ask. `wall`: the Unix time at `at`."""
-        if on_busy not in ON_BUSY:
-            hint = f"use one of: {', '.join(ON_BUSY)}"
-            raise UsageError(f"on_busy cannot be {on_busy!r}", hint=hint)
-        if on_preempt not in ON_PREEMPT:
-            hint = f"use one of: {', '.join(ON_PREEMPT)}"
-            raise UsageError(f"on_preempt cannot be {on_preempt!r}", hint=hint)
-        if key is not None and not isinstance(key, str):
-            hint = "use text that stays the same when the ask is repeated"
-            raise UsageError(f"key cannot be {key!r:.60}", hint=hint)
-        seconds = _checked_deadline(deadline)
-        check_caller(caller)
-        if on_busy == "steer":
-            self._check_steering(schema, rules)
-        if schema is not None:
-            self._check_schema(schema)
-        for kind in _kinds(prompt) & CONTENT.keys():
-            self.check_capability(CONTENT[kind])
-        ref = str(uuid.uuid4())
-        # Encode the prompt once for the agent and once for the log, so that an ask that cannot be
-        # encoded is rejected here. The stored copy is independent: later changes by the caller do
-        # not affect the accepted ask.
-        self._dialect.begin(PLAIN).prompt(ref, prompt)
-        try:
-            prompt, key, schema = storable([prompt, key, schema])
-        except (TypeError, ValueError, RecursionError) as exc:
-            hint = "use text, or content blocks of plain JSON"
-            raise UsageError(f"cannot store the ask: {exc}", hint=hint) from exc
-        return Ask(
-            id=f"t-{os.urandom(8).hex()}",
-            ref=ref,
-            prompt=prompt,
-            priority=priority_of(priority),
-            on_busy=on_busy,
-            on_preempt=on_preempt,
-            key=key,
-            hold=hold,
-            at=at,
-            rules=tool_rules.parse(rules),
-            schema=schema,
-            deadline=None if seconds is None else wall + seconds,
-            due=None if seconds is None else at + seconds,
-            caller=caller,
-        )
-
-    def check_setting(self, name: str, value: Any) -> None:
-        """Raise `UsageError` if the setting cannot be sent to the agent."""
-        self.check_capability(name)
-        # The value may become a command line argument.
-        if not isinstance(value, str) or not value or "\0" in value:
-            hint = "use text that is not empty and has no NUL"
-            raise UsageError(f"{name} cannot be {value!r:.60}", hint=hint)
-        check_text(name, value)
-        self._dialect.begin(PLAIN).setting("", name, value)
-
-    def check_capability(self, name: str) -> None:
-        """Raise `UsageError` if the agent does not have the capability."""
-        if self._capabilities is not None and name not in self._capabilities:
-            hint = f"its capabilities: {', '.join(sorted(self._capabilities)) or 'none'}"
-            raise UsageError(f"{self._agent} does not support {name}", hint=hint)
-
-    def _check_steering(self, schema: Any, rules: Any) -> None:
-        is_able = self._capabilities is None or "steer" in self._capabilities
-        if not self._dialect.can_steer or not is_able:
-            hint = 'use on_busy="enqueue" or "interrupt"'
-            raise UsageError(f"{self._agent} does not support steering", hint=hint)
-        if schema is not None or rules is not None:
-            hint = "leave them out, or ask for a separate turn"
-            raise UsageError("a steered prompt cannot have a schema or rules", hint=hint)
-
-    def _check_schema(self, schema: Any) -> None:
-        self.check_capability("schema")
-        if not isinstance(schema, Mapping):
-            hint = "use a mapping in the form of JSON Schema"
-            raise UsageError(f"a schema cannot be {schema!r:.60}", hint=hint)
-        if cast(Mapping[str, Any], schema).get("type") != "object":
-            hint = 'use {"type": "object", "properties": {"answer": …}}: agents pass it to a tool'
-            raise UsageError("the schema of an answer must have the type object", hint=hint)
-        schemas.check(cast(object, schema))
-
-
-def _checked_deadline(deadline: Any) -> float | None:
-    if deadline is None:
-        return None
-    is_number = isinstance(deadline, int | float) and not isinstance(deadline, bool)
-    if not is_number or not 0 < deadline <= SECONDS_MAX:
-        hint = f"use seconds from now, more than 0 and at most {SECONDS_MAX:.0f}, or None"
-        raise UsageError(f"deadline cannot be {deadline!r:.60}", hint=hint)
-    return float(deadline)
-
-
 def check_caller(caller: Any) -> None:
     """Raise `UsageError` if usage cannot be counted under this name; None means no name."""
     if caller is None:
@@ -399,20 +279,6 @@ def checked_budgets(budget: Any, callers: Any) -> SharedBudgets | None:
     return None if caps is None and not found else SharedBudgets(caps, found)
 
 
-def priority_of(value: Any) -> int:
-    """Return the number of a priority, given as a name or a number."""
-    if isinstance(value, str) and value.upper() in Priority.__members__:
-        return Priority[value.upper()]
-    if isinstance(value, bool) or not isinstance(value, int):
-        names = ", ".join(priority.name.lower() for priority in reversed(Priority))
-        hint = f"use {names}, or a whole number"
-        raise UsageError(f"there is no priority {value!r:.60}", hint=hint)
-    if not -PRIORITY_MAX <= value <= PRIORITY_MAX:
-        hint = f"use a number from -{PRIORITY_MAX} to {PRIORITY_MAX}"
-        raise UsageError("the priority is out of range", hint=hint)
-    return int(value)
-
-
 def check_text(name: str, value: str) -> None:
     """Raise `UsageError` for a text that cannot be encoded as UTF-8."""
     try:
@@ -420,40 +286,6 @@ def check_text(name: str, value: str) -> None:
     except UnicodeEncodeError as exc:
         hint = "a lone surrogate is not text; decode with errors='replace'"
         raise UsageError(f"cannot send {name} as UTF-8: {exc.reason}", hint=hint) from exc
-
-
-def _kinds(prompt: Any) -> set[str]:
-    """Return the kinds of content in a prompt.
-
-    A value that is not a list of blocks has no kinds. Other checks reject it.
-    """
-    blocks = (
-        cast(Sequence[Any], prompt)
-        if isinstance(prompt, Sequence) and not isinstance(prompt, str)
-        else ()
-    )
-    kinds = (cast(Any, block).get("type") for block in blocks if isinstance(block, Mapping))
-    return {kind for kind in kinds if isinstance(kind, str)}
-
-
-def find_move(state: Session, turn: str, before: str | None) -> tuple[str, str | None]:
-    """Return the queued turns of two asks: the turn to move and the other turn.
-
-    `Refused`: one of the asks is not queued. `UsageError`: the asks are of different classes.
-    """
-    found: list[Turn] = []
-    for id in (turn,) if before is None else (turn, before):
-        waiting = find_turn(state, id)
-        if waiting is None or waiting.phase is not TurnPhase.QUEUED:
-            message = f"cannot move turn {id!r:.100}: it is not queued"
-            raise Refused(message, hint="see the queue", turn=id)
-        found.append(waiting)
-    first, other = found[0], found[-1]
-    if first.priority != other.priority:
-        message = f"cannot move turn {first.id} before turn {other.id}: their priorities differ"
-        hint = "move it within its priority, or ask again with another priority"
-        raise UsageError(message, hint=hint, turn=first.id, before=other.id)
-    return first.id, None if before is None else other.id
 
 
 def checked_mcp_servers(servers: Any) -> tuple[Mapping[str, Any], ...]:
@@ -511,6 +343,17 @@ def checked_agent(agent: Any) -> str:
         hint = "pass a name; see banksman agents"
         raise UsageError(f"agent cannot be {agent!r:.60}", hint=hint)
     return agent
+
+
+def checked_survive(survive: Any) -> str | None:
+    """Return what a session survives. Raises `UsageError`."""
+    if survive not in (None, SURVIVES_CRASH):
+        hint = f'pass "{SURVIVES_CRASH}", or leave it out'
+        raise UsageError(f"survive cannot be {survive!r:.60}", hint=hint)
+    if survive is not None and sys.platform != "linux":
+        hint = "leave survive out: a process ends with its host here"
+        raise UsageError(f"cannot survive a crash of the host on {sys.platform}", hint=hint)
+    return survive
 
 
 def checked_fallback(fallback: Any, agent: str) -> list[str]:

@@ -37,7 +37,7 @@ class SharedBudgets(NamedTuple):
         return self.callers.get(ANY_CALLER) if named is None else named
 
 
-class Claim(NamedTuple):
+class BudgetClaim(NamedTuple):
     """The part of the budgets that a granted turn (key) of a session holds."""
 
     session: str
@@ -52,7 +52,7 @@ class Ledger(Struct, frozen=True):
     day: str
     own: ByCaller = {}
     others: ByCaller = {}
-    claims: frozenset[Claim] = frozenset()
+    claims: frozenset[BudgetClaim] = frozenset()
 
 
 def uses(ledger: Ledger) -> tuple[CapUse, ...]:
@@ -89,7 +89,7 @@ def reached(ledger: Ledger) -> tuple[CapUse, ...]:
     return tuple(use for use in uses(ledger) if use.is_reached)
 
 
-def claim(ledger: Ledger, wanted: Claim) -> tuple[Ledger, bool]:
+def claim(ledger: Ledger, wanted: BudgetClaim) -> tuple[Ledger, bool]:
     """Claim a part of the budgets for a turn, if no cap that concerns it is reached."""
     if wanted in ledger.claims:
         return ledger, True

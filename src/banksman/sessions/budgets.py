@@ -1,9 +1,9 @@
 """Shared budgets of a host: keep the ledger, decide claims, and tell the sessions which caps hold.
 
 `budget_ledger.py` has the rules. This module feeds the ledger with the usage that sessions append,
-and with `Log.usage`: at the start, before each claim, and every second while a turn is open. So a
-restart forgets nothing, and usage on other hosts of the store counts. `core/session/budget_gate.py`
-acts on the caps in each session.
+and with `Log.usage`: at the start of the host, before each claim, and every second while a turn is
+open. So a restart forgets nothing, and usage on other hosts of the store counts.
+`core/session/budget_gate.py` acts on the caps in each session.
 
 Accuracy: a cap on tokens, cost or time is exceeded by at most one usage report of each running
 turn, and by what other hosts of the store use in `REFRESH_SECONDS`. A cap on turns is exact on one
@@ -13,7 +13,6 @@ host. Two hosts that grant a turn at the same moment may both take the last one.
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import time
 from collections.abc import Sequence
@@ -21,14 +20,14 @@ from contextlib import suppress
 from typing import Protocol
 
 from banksman.core.session.budget import CapUse
-from banksman.core.session.event import Entry
 from banksman.core.session.facts import BudgetChanged, BudgetClaimed, BudgetWarned, Fact
 from banksman.core.session.state import Session
-from banksman.core.session.usage_events import additions
+from banksman.core.session.usage import Addition
 from banksman.errors import BanksmanError
 from banksman.sessions import budget_ledger
-from banksman.sessions.budget_ledger import Claim, Ledger, SharedBudgets
+from banksman.sessions.budget_ledger import BudgetClaim, Ledger, SharedBudgets
 from banksman.store.log import Log
+from banksman.store.log_values import day_of
 
 log = logging.getLogger("banksman")
 
@@ -57,8 +56,10 @@ class HostBudgets:
         self._ledger = Ledger(budgets, day_of(time.time()))
         self._members: dict[str, BudgetMember] = {}
         # Claims that wait for a decision, each with its session.
-        self._wanted: list[tuple[BudgetMember, Claim]] = []
+        self._wanted: list[tuple[BudgetMember, BudgetClaim]] = []
         self._told: tuple[CapUse, ...] = ()
+        # Whether the usage of the day was read from the store.
+        self._has_read = False
         # Caps whose warning was given on this day.
         self._warned: set[tuple[str, str | None, str]] = set()
         self._task: asyncio.Task[None] | None = None
@@ -79,11 +80,13 @@ class HostBudgets:
     def join(self, member: BudgetMember) -> None:
         """Add a session. It learns of the caps before its first turn."""
         self._members[member.id] = member
-        loop = asyncio.get_running_loop()
-        loop.call_soon(self._tell, member)
+        if self._has_read:
+            asyncio.get_running_loop().call_soon(self._tell, member)
+        # Otherwise `_read` tells it. A session that was handed over knows which caps its last host
+        # has seen reached: a guess that none is would withdraw its question about them.
         if self._timer is None:
             self._wait_for_day()
-        self._refresh_soon()
+        self.read_soon()
 
     def leave(self, member: BudgetMember) -> None:
         """Remove a session that is over."""
@@ -97,22 +100,21 @@ class HostBudgets:
 
     def claim(self, member: BudgetMember, key: str, caller: str | None) -> None:
         """Decide whether a granted turn may spend. `BudgetClaimed` reports the decision."""
-        self._wanted.append((member, Claim(member.id, key, caller)))
+        self._wanted.append((member, BudgetClaim(member.id, key, caller)))
         self._is_due.set()
-        self._refresh_soon()
+        self.read_soon()
 
-    def note(self, member: BudgetMember, state: Session, entries: Sequence[Entry]) -> None:
+    def note(self, member: BudgetMember, state: Session, added: Sequence[Addition]) -> None:
         """Count what the session appends, and release the claims of turns that are over."""
         ledger = budget_ledger.on_day(self._ledger, day_of(time.time()))
         ledger = budget_ledger.release(ledger, member.id, _open_key(state))
-        added = additions(entries)
-        for caller, usage in added:
+        for caller, _, usage in added:
             ledger = budget_ledger.add(ledger, caller, usage)
         if added:
             self._warn(member, ledger)
         self._set(ledger)
         if state.speaking is not None:
-            self._refresh_soon()  # It may be a turn without a claim: see `_is_needed`.
+            self.read_soon()  # It may be a turn without a claim: see `_is_needed`.
 
     def _warn(self, member: BudgetMember, ledger: Ledger) -> None:
         for use in budget_ledger.uses(ledger):
@@ -143,7 +145,8 @@ class HostBudgets:
             member.dispatch(BudgetChanged(member.now(), self._told))
 
     # -- claims and the log -----------------------------------------------------------------------
-    def _refresh_soon(self) -> None:
+    def read_soon(self) -> None:
+        """Read the usage of the day from the store, in a task."""
         if self._task is None and not self._is_closed:
             self._task = asyncio.get_running_loop().create_task(self._refresh())
 
@@ -169,11 +172,13 @@ class HostBudgets:
             self._task = None
 
     def _is_needed(self) -> bool:
-        """Whether a claim waits or a turn is open.
+        """Whether a claim or a session waits for the usage, or a turn is open.
 
         Turns that the agent begins by itself, or with a steered prompt, have no claim.
         """
         if self._wanted or self._ledger.claims:
+            return True
+        if self._members and not self._has_read:
             return True
         return any(member.state.speaking is not None for member in self._members.values())
 
@@ -188,8 +193,12 @@ class HostBudgets:
             return
         ledger = budget_ledger.on_day(self._ledger, day)
         self._set(budget_ledger.read(ledger, {row.key: row.usage for row in rows}))
+        if not self._has_read:
+            self._has_read = True
+            for member in list(self._members.values()):
+                self._tell(member)
 
-    def _decide(self, member: BudgetMember, claim: Claim) -> None:
+    def _decide(self, member: BudgetMember, claim: BudgetClaim) -> None:
         if self._members.get(member.id) is not member:
             return  # The session is over.
         ledger, granted = budget_ledger.claim(self._ledger, claim)
@@ -221,11 +230,6 @@ class HostBudgets:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-
-
-def day_of(at: float) -> str:
-    """Return the day of a wall time in UTC, as `Log.usage` names it."""
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).date().isoformat()
 
 
 def _open_key(state: Session) -> str | None:

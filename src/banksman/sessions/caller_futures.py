@@ -34,7 +34,7 @@ from banksman.core.session.turn import TurnPhase
 from banksman.errors import BanksmanError, Refused
 from banksman.sessions.limit_callback import LimitCallback
 from banksman.sessions.outcome_listener import OutcomeListener
-from banksman.sessions.questions import Questions
+from banksman.sessions.questions import OpenQuestions
 from banksman.sessions.tools import Callbacks
 from banksman.sessions.turn import LoggedTurn, Turn
 from banksman.tasks import OwnedTasks
@@ -56,7 +56,7 @@ class CallerFutures(OutcomeListener):
         self.loop = asyncio.get_running_loop()
         self.finished: asyncio.Future[None] = self.loop.create_future()
         # Set by the session, because these objects need the driver.
-        self.questions: Questions | None = None
+        self.questions: OpenQuestions | None = None
         self.callbacks: Callbacks | None = None
         self.limits: LimitCallback | None = None
         self.save: Callable[[str], None] | None = None
@@ -155,7 +155,11 @@ class CallerFutures(OutcomeListener):
 
     def give_receipt(self, effect: GiveReceipt) -> None:
         receipt, turn = self._receipts.pop(effect.interrupt)
-        if turn is None or effect.receipt.by in (By.WITHDRAWN, By.ALREADY_OVER):
+        if effect.error is not None:
+            if not receipt.done():
+                receipt.set_exception(copy(effect.error))
+                ignore(receipt)
+        elif turn is None or effect.receipt.by in (By.WITHDRAWN, By.ALREADY_OVER):
             _set(receipt, effect.receipt)
         else:
             self._reading.start(self._complete(turn, receipt, effect.receipt))
@@ -219,6 +223,12 @@ class CallerFutures(OutcomeListener):
     def call_on_limit(self, effect: CallOnLimit) -> None:
         assert self.limits is not None
         self.limits.call(effect)
+
+    def obstacle(self) -> str:
+        return "" if self.callbacks is None else self.callbacks.obstacle
+
+    def turns_after(self) -> dict[str, int]:
+        return {id: turn.after for id, turn in self._turns.items()}
 
     # -- the end ----------------------------------------------------------------------------------
     def finish(self) -> None:

@@ -12,26 +12,39 @@ one addition.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, Entry
+from banksman.core.dialects.dialect import Dialect
+from banksman.core.session.event import (
+    TURN_ENDED,
+    TURN_INTERRUPTED,
+    TURN_QUEUED,
+    TURN_REQUEUED,
+    TURN_STARTED,
+    UPDATE,
+    Entry,
+)
 from banksman.core.session.facts import Asked, Fact, FramesRead
 from banksman.core.session.outcome import Kind
 from banksman.core.session.state import Session
-from banksman.core.session.usage import NO_USAGE, Usage
-from banksman.core.session.usage_events import additions
+from banksman.core.session.usage import NO_USAGE, Addition, Usage
+from banksman.histogram import Histogram
 
 # -- times ----------------------------------------------------------------------------------------
 # Upper bounds in seconds. The range is wide because an agent answers in a second or works for an
 # hour.
 BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
-_MARKS = frozenset((TURN_QUEUED, TURN_STARTED, TURN_ENDED))
+_MARKS = frozenset((TURN_QUEUED, TURN_STARTED, TURN_INTERRUPTED, TURN_REQUEUED, TURN_ENDED))
+# The session updates that are output of the model.
+_OUTPUT = frozenset(("agent_message_chunk", "agent_thought_chunk", "tool_call"))
+# Limit on the frames of a turn that are searched for its first output. Agents send a few others
+# before it. A flood of frames without output must not cost a search of each.
+SILENT_FRAMES_MAX = 256
 # -- the flight recorder ---------------------------------------------------------------------------
 # The recorder keeps at least this many facts and at most twice as many.
 FACTS_MIN = 64
@@ -61,83 +74,103 @@ class Counters:
     survivors: int = 0
 
 
-class Histogram:
-    """Histogram of durations with the bucket limits `BOUNDS`.
-
-    `counts`: the number of durations per bucket. A bucket holds durations up to and including its
-    bound and above the previous bound. The last bucket holds all longer durations.
-    """
-
-    __slots__ = ("counts", "seconds")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.seconds += seconds
-
-    def update(self, other: Histogram) -> None:
-        self.counts = [
-            mine + others for mine, others in zip(self.counts, other.counts, strict=True)
-        ]
-        self.seconds += other.seconds
-
-
 class TurnTimes:
-    """Queue times and turn times of one session or of several sessions together.
+    """Times of the turns of one session or of several sessions together.
 
-    `queue`: from acceptance to the first start. `turn`: from the first start to the end. A turn
-    that was started again counts once.
+    `queue`: from acceptance to the first start. `first_token`: from the first start to the first
+    output: text, thinking or a tool. `turn`: from the first start to the end. A turn that was
+    started again counts once. `stop`: from an interrupt to the end of the turn, or to its return to
+    the queue.
 
     The times come from the events that are written to the log. An ask that was queued under another
     host is not measured, because the clocks of two hosts differ.
     """
 
-    __slots__ = ("_queued", "_started", "queue", "turn")
+    __slots__ = (
+        *("queue", "first_token", "turn", "stop"),
+        *("_queued", "_started", "_silent", "_interrupted"),
+    )
 
     def __init__(self) -> None:
-        self.queue = Histogram()
-        self.turn = Histogram()
+        self.queue = Histogram(BOUNDS)
+        self.first_token = Histogram(BOUNDS)
+        self.turn = Histogram(BOUNDS)
+        self.stop = Histogram(BOUNDS)
         self._queued: dict[str, float] = {}
         self._started: dict[str, float] = {}
+        # Started turns without output, and the number of frames that were searched for it.
+        self._silent: dict[str, int] = {}
+        self._interrupted: dict[str, float] = {}
 
-    def note(self, entries: Sequence[Entry], now: float) -> None:
-        for turn, kind, _ in entries:
-            if kind not in _MARKS or turn is None:
+    @property
+    def awaits_output(self) -> bool:
+        """Whether a frame of the agent may be the first output of a turn."""
+        return bool(self._silent)
+
+    def note(self, entries: Sequence[Entry], now: float, dialect: Dialect) -> None:
+        for turn, kind, data in entries:
+            if turn is None:
                 continue
-            if kind == TURN_QUEUED:
-                self._queued[turn] = now
-            elif kind == TURN_STARTED and turn in self._queued:
-                self.queue.add(now - self._queued.pop(turn))
-                self._started[turn] = now
-            elif kind == TURN_ENDED:
+            if kind == UPDATE:
+                if turn in self._silent:
+                    self._note_frame(turn, data, now, dialect)
+            elif kind in _MARKS:
+                self._note_mark(turn, kind, now)
+
+    def _note_mark(self, turn: str, kind: str, now: float) -> None:
+        if kind == TURN_QUEUED:
+            self._queued[turn] = now
+        elif kind == TURN_STARTED and turn in self._queued:
+            self.queue.add(now - self._queued.pop(turn))
+            self._started[turn] = now
+            self._silent[turn] = 0
+        elif kind == TURN_INTERRUPTED:
+            self._interrupted.setdefault(turn, now)
+        elif kind in (TURN_ENDED, TURN_REQUEUED):
+            self._silent.pop(turn, None)
+            if turn in self._interrupted:
+                self.stop.add(now - self._interrupted.pop(turn))
+            if kind == TURN_ENDED:
                 self._queued.pop(turn, None)
                 if turn in self._started:
                     self.turn.add(now - self._started.pop(turn))
 
+    def _note_frame(self, turn: str, line: bytes, now: float, dialect: Dialect) -> None:
+        if dialect.may_show_output(line):
+            updates = (*dialect.project(line), *dialect.partial(line))
+            if any(update.get("sessionUpdate") in _OUTPUT for update in updates):
+                self.first_token.add(now - self._started[turn])
+                del self._silent[turn]
+                return
+        self._silent[turn] += 1
+        if self._silent[turn] == SILENT_FRAMES_MAX:
+            del self._silent[turn]
+
     def update(self, other: TurnTimes) -> None:
         self.queue.update(other.queue)
+        self.first_token.update(other.first_token)
         self.turn.update(other.turn)
+        self.stop.update(other.stop)
 
 
 # -- usage -----------------------------------------------------------------------------------------
 class UsageCount:
-    """Usage that was written to the log, of one session or of several together.
+    """Usage of one session that was written to the log, by agent. None: its first agent.
 
-    `highest`: the sum, which never falls. An event may correct an earlier one downwards.
+    `highest`: the sums, which never fall. An event may correct an earlier one downwards.
     """
 
-    __slots__ = ("_sum", "highest")
+    __slots__ = ("_sums", "highest")
 
     def __init__(self) -> None:
-        self._sum = self.highest = NO_USAGE
+        self._sums: dict[str | None, Usage] = {}
+        self.highest: dict[str | None, Usage] = {}
 
-    def note(self, entries: Sequence[Entry]) -> None:
-        for _, added in additions(entries):
-            self._sum = self._sum.plus(added)
-            self.highest = self.highest.most(self._sum)
+    def note(self, additions: Iterable[Addition]) -> None:
+        """Add what the events of an append add."""
+        for _, agent, added in additions:
+            total = self._sums[agent] = self._sums.get(agent, NO_USAGE).plus(added)
+            self.highest[agent] = self.highest.get(agent, NO_USAGE).most(total)
 
 
 # -- all sessions of a host ----------------------------------------------------------------------
@@ -165,6 +198,8 @@ class CountTotals:
         self._counters: Counter[str] = Counter(dict.fromkeys(Counters.__slots__, 0))
         self._turns: Counter[str] = Counter({kind.value: 0 for kind in Kind})
         self._times = TurnTimes()
+        # From the claim of a session of another host to its readiness here.
+        self.takeovers = Histogram(BOUNDS)
         self._usage: dict[str, Usage] = {}
 
     def follow(self, finished: asyncio.Future[None], counted: SessionCounts) -> None:
@@ -205,7 +240,7 @@ class CountTotals:
         return total
 
     def times(self) -> TurnTimes:
-        """Return the queue times and turn times of all sessions."""
+        """Return the times of the turns of all sessions."""
         total = TurnTimes()
         for times in (self._times, *(counted.turn_times for counted in self._open.values())):
             total.update(times)
@@ -213,8 +248,11 @@ class CountTotals:
 
 
 def _add_usage(total: dict[str, Usage], counted: SessionCounts) -> None:
-    usage = total.get(counted.agent, NO_USAGE)
-    total[counted.agent] = usage.plus(counted.usage.highest)
+    # An agent without usage counts as 0 from the first session on.
+    total.setdefault(counted.agent, NO_USAGE)
+    for agent, usage in counted.usage.highest.items():
+        name = agent or counted.agent
+        total[name] = total.get(name, NO_USAGE).plus(usage)
 
 
 def _by_name(counters: Counters) -> dict[str, int]:
@@ -262,6 +300,7 @@ def _cut(fact: Fact) -> Fact:
         return replace(fact, lines=[line[:LINE_BYTES_MAX] for line in fact.lines])
     # A meaning refers to its line by index, so the index must stay valid. Omitted lines become
     # empty lines.
-    meant = {index for index, _ in fact.meanings}
-    lines = [line[:LINE_BYTES_MAX] if i in meant else b"" for i, line in enumerate(fact.lines)]
-    return replace(fact, lines=lines) if meant else replace(fact, lines=[b""] * len(fact.lines))
+    lines = [b""] * len(fact.lines)
+    for index, _ in fact.meanings:
+        lines[index] = fact.lines[index][:LINE_BYTES_MAX]
+    return replace(fact, lines=lines)

@@ -1,10 +1,10 @@
 """Driver of a session: feeds facts to the state machine and performs the effects.
 
 `dispatch(fact)` processes one fact at a time, to the end, without suspending. The driver owns the
-state, the process (`agent_process.py`) and the timers. It passes each fact to the pure core and
-performs the returned effects in order. It decides only about backpressure. Effects for callers go
-to `outcome_listener.py`, and log entries to `log_writer.py`. Other threads must use the loop's
-`call_soon_threadsafe`.
+state. It passes each fact to the pure core, and performs the returned effects in order or passes
+them on: those on the process to `session_process.py`, those for callers to `outcome_listener.py`,
+log entries to `log_writer.py`, and timers to `session_timers.py`. It decides only about
+backpressure. Other threads must use the loop's `call_soon_threadsafe`.
 
 A bug in Banksman (an assert, an unexpected exception) fails only this session. The error is logged
 with the recorder's facts, the process is ended and the callers get an error. Other sessions are not
@@ -17,15 +17,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.meaning import Meaning
-from banksman.core.process_facts import ProcessGone, Report, StartFailed, SweepEnded
-from banksman.core.session import ask_queue, plain_frames
+from banksman.core.redaction.redactor import Redactor
+from banksman.core.session import ask_queue, budget_gate, durability, plain_frames
 from banksman.core.session import step as core
 from banksman.core.session.effects import (
     Append,
@@ -33,6 +32,7 @@ from banksman.core.session.effects import (
     ClaimBudget,
     Effect,
     Finish,
+    HandOver,
     HoldConversation,
     ReportIdle,
     ReportLimit,
@@ -48,39 +48,36 @@ from banksman.core.session.facts import (
     AppendFailed,
     CloseAsked,
     Committed,
-    ConversationTaken,
-    EvictAsked,
     Fact,
     FramesRead,
-    ProcessReported,
     Subject,
     TimerFired,
 )
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.questions import kept
-from banksman.core.session.state import ProcessPhase, ProcessState, Session, Store
-from banksman.core.session.usage_events import without_repeats
+from banksman.core.session.state import Mode, ProcessState, Session, Store
+from banksman.core.session.usage import additions, without_repeats
 from banksman.core.wire.framing import FRAME_BYTES_MAX
-from banksman.core.wire.redaction import Redactor
 from banksman.dispatcher import Dispatcher
-from banksman.errors import BanksmanError, BugError, NotOwner, StoreError
+from banksman.errors import BugError, NotOwner, StoreError
 from banksman.sessions.accounts import SessionAccounts
-from banksman.sessions.agent_process import DrivenProcess, Spawn
+from banksman.sessions.agent_process import Continue, Spawn
 from banksman.sessions.budgets import HostBudgets
 from banksman.sessions.diagnostics import Counters, Recorder, TurnTimes, UsageCount
 from banksman.sessions.frame_reader import FrameReader
+from banksman.sessions.hand_over import HandingOver, continued_effects, unfinished_effects
+from banksman.sessions.held_session import Adopted
 from banksman.sessions.log_writer import LogWriter
 from banksman.sessions.outcome_listener import OutcomeListener, tell
 from banksman.sessions.pool import Pool
+from banksman.sessions.session_process import SessionProcess
+from banksman.sessions.session_timers import SessionTimers
 from banksman.store.log import Log
 
 log = logging.getLogger("banksman")
 
 # Frames without a meaning are counted in after this many: the recorder has a line for each.
 PLAIN_FRAMES_MAX = 256
-# Interval at which a wait for a wall clock time looks at that clock. The event loop's clock stands
-# still while the machine is suspended, and does not follow a wall clock that is set.
-WALL_SECONDS_MAX = 60.0
 
 
 class Driver:
@@ -104,6 +101,7 @@ class Driver:
         redactor: Redactor | None = None,
         accounts: SessionAccounts | None = None,
         budgets: HostBudgets | None = None,
+        adopted: Adopted | None = None,
     ) -> None:
         self.id = id
         self.counters = Counters()
@@ -112,28 +110,43 @@ class Driver:
         self.recorder = Recorder()
         self.last_in: float | None = None
         self.last_out: float | None = None
-        self.timers: dict[Subject, asyncio.TimerHandle] = {}
         self.error: BaseException | None = None
+        # Called when the session is closed and no process of it is left, with the function that
+        # releases the session. Set by the registry.
+        self.on_closed: Callable[[Callable[[], None]], None] | None = None
+        self._is_released = False
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        queue = ask_queue.restart_waits(past.session.queue, self.now(), time.time())
         # The state without the last plain frames, which `state` adds.
-        self._state: Session = replace(past.session, queue=queue, kept=kept(past))
+        self._state: Session = (
+            self._after_restart(past) if adopted is None else adopted.behind(past)
+        )
         self._plain_frames = 0
         self._plain_at = 0.0
+        # The label of plain frames, and the state that it belongs to.
+        self._label: plain_frames.FrameLabel | None = None
+        self._labelled: Session | None = None
         self._dispatcher = Dispatcher(self._handle)
-        self.spawn = spawn
-        self._pool = Pool() if pool is None else pool
-        self._process: DrivenProcess | None = None
-        self.frame_bytes_max = frame_bytes_max
         self._frames = FrameReader(self)
-        self._redactor = redactor
-        self._accounts = accounts
+        self._timers = SessionTimers(self._look_first, self._fire)
         self._log_writer = LogWriter(store, id, past, epoch=epoch, hears=self, redactor=redactor)
         # A commit that the state machine has not received yet; 0 if it has received all.
         self._committed = 0
-        # Requested start that waits for a slot in the pool or for the log.
-        self._postponed: StartProcess | None = None
+        self.process = SessionProcess(
+            self,
+            spawn=spawn,
+            pool=Pool() if pool is None else pool,
+            listener=listener,
+            log_writer=self._log_writer,
+            frames=self._frames,
+            timers=self._timers,
+            frame_bytes_max=frame_bytes_max,
+            redactor=redactor,
+        )
+        # How long a keeper holds the process for the next host, and the hand-over in progress.
+        self.hold_seconds = 0.0
+        self.handing: HandingOver | None = None
+        self._accounts = accounts
         # The budgets that the sessions of the host share.
         self._budgets = budgets
         if budgets is not None:
@@ -142,21 +155,18 @@ class Driver:
     def __repr__(self) -> str:
         return (
             f"<Driver {self.id} {self.state.mode.name} "
-            f"process={self.state.process.phase.name} pid={self.pid}>"
+            f"process={self.state.process.phase.name} pid={self.process.pid}>"
+        )
+
+    def _after_restart(self, past: SessionHistory) -> Session:
+        queue = ask_queue.restart_waits(past.session.queue, self.now(), time.time())
+        return replace(
+            past.session, queue=queue, kept=kept(past), budget_question=budget_gate.kept(past)
         )
 
     @property
     def epoch(self) -> int:
         return self._log_writer.epoch
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
-    @property
-    def stopping_since(self) -> float | None:
-        """When the stop of the process began; None if no process is being stopped."""
-        return None if self._process is None else self._process.stopping_since
 
     def now(self) -> float:
         return self._loop.time()
@@ -164,9 +174,10 @@ class Driver:
     # -- dispatch ---------------------------------------------------------------------------------
     def dispatch(self, fact: Fact) -> None:
         """Process a fact, and the facts that its effects cause, to the end."""
-        self._run(self._dispatcher.dispatch, fact)
+        if self.handing is None or not self.handing.takes(fact):
+            self.run(self._dispatcher.dispatch, fact)
 
-    def _run(self, function: Callable[..., None], *args: Any) -> None:
+    def run(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function. If it raises, the session fails."""
         try:
             function(*args)
@@ -181,18 +192,22 @@ class Driver:
     def _handle(self, fact: Fact) -> None:
         if self.error is not None:
             return
-        self._count_plain_frames()
+        if self._plain_frames:
+            self._count_plain_frames()
         if self._committed:
-            self._step(Committed(fact.at, self._committed))
-        self._step(fact)
-
-    def _step(self, fact: Fact) -> None:
-        if isinstance(fact, Committed):
-            self._committed = 0
+            # Nothing waited for these commits, so they change only the number.
+            seq, self._committed = self._committed, 0
+            self.recorder.note(self._state, Committed(fact.at, seq))
+            self._state = durability.count(self._state, seq)
         self.recorder.note(self._state, fact)
         self._state, effects = core.step(self._state, fact)
-        for effect in effects:
+        for effect in self.process.before(effects):
             self._perform(effect)
+
+    @property
+    def uncounted(self) -> tuple[Session, int, float]:
+        """The state without the last plain frames, their number, and the time of the last one."""
+        return self._state, self._plain_frames, self._plain_at
 
     @property
     def state(self) -> Session:
@@ -224,17 +239,25 @@ class Driver:
         if meanings or self._dispatcher.is_handling or self.error is not None:
             self.dispatch(FramesRead(self.now(), process, lines, meanings))
         else:
-            self._run(self._on_plain_frames, process, lines)
+            self.run(self._on_plain_frames, process, lines)
 
     def _on_plain_frames(self, process: int, lines: Sequence[bytes]) -> None:
         """Append frames without a meaning, unless they need a step."""
-        entries = plain_frames.plain_entries(self._state, process, lines)
-        if entries is None:
+        # A state never changes, and it stays the same from token to token.
+        if self._labelled is not self._state:
+            self._labelled, self._label = self._state, plain_frames.label_of(self._state)
+        label = self._label
+        # A process that was replaced is not heard.
+        if label is None or label.process != process:
             self._dispatcher.dispatch(FramesRead(self.now(), process, lines, ()))
             return
-        self._log_writer.append_frames(entries)
+        entries = label.entries(lines)
+        # Before the append: a host that is killed after it must know the frames.
         self._plain_frames += len(lines)
         self._plain_at = self.now()
+        if self.turn_times.awaits_output:
+            self.turn_times.note(entries, self._plain_at, self.dialect)
+        self._log_writer.append_frames(entries)
         if self._plain_frames >= PLAIN_FRAMES_MAX:
             self._count_plain_frames()
         if self._log_writer.is_behind:
@@ -243,39 +266,30 @@ class Driver:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Append(entries=entries):
-                self.turn_times.note(entries, self.now())
-                fresh = without_repeats(entries)
-                self.usage.note(fresh)
+                self.turn_times.note(entries, self.now(), self.dialect)
+                added = additions(without_repeats(entries))
+                self.usage.note(added)
                 self._log_writer.append(entries)
                 if self._budgets is not None:
-                    self._budgets.note(self, self._state, fresh)
+                    self._budgets.note(self, self._state, added)
                 if self._log_writer.is_behind:
                     self.on_backlog()
-            case WriteFrame(data=data):
-                assert self._process is not None
-                self.counters.frames_out += 1
-                self.counters.bytes_out += len(data)
-                self.last_out = self.now()
-                self._process.agent.write(data)
             case StartTimer(at=at, subject=subject):
-                self._cancel_timer(subject)
-                self.timers[subject] = self._loop.call_at(at, self._on_timer, subject)
+                self._timers.start(subject, at)
             case CancelTimer(subject=subject):
-                self._cancel_timer(subject)
-            case StartProcess():
-                self._postponed = effect
-                self._pool.want(self)
-            case ReportReady():
-                self._pool.has_started(self)
-            case ReportIdle():
-                self._pool.look()
-            case HoldConversation(conversation=conversation):
-                self._hold_conversation(conversation)
-            case StopProcess():
-                self._stop_process()
-            case SweepTools(since=since, ends=ends):
-                assert self._process is not None
-                self._process.agent.sweep_tools(since, ends)
+                self._timers.cancel(subject)
+            case (
+                WriteFrame()
+                | StartProcess()
+                | ReportReady()
+                | ReportIdle()
+                | HoldConversation()
+                | StopProcess()
+                | SweepTools()
+            ):
+                self.process.perform(effect)
+            case HandOver():
+                self._hand_over()
             case Finish():
                 self._finish()
             case WaitUntil() | ReportLimit() | ClaimBudget():
@@ -288,7 +302,7 @@ class Driver:
         match effect:
             case WaitUntil(wall=wall, subject=subject, agent=agent, seconds_min=seconds_min):
                 jitter = 0.0 if self._accounts is None else self._accounts.jitter(agent, wall)
-                self._wait_until(subject, wall + jitter, seconds_min)
+                self._timers.wait_until(subject, wall + jitter, seconds_min)
             case ReportLimit(until=until, agent=agent):
                 if self._accounts is not None:
                     self._accounts.report(agent, until)
@@ -300,15 +314,26 @@ class Driver:
     def on_committed(self, seq: int) -> None:
         # If nothing waits for this commit, the state machine only notes its number. It needs the
         # number for other facts, so the driver keeps it until the next one. Nearly every commit is
-        # one of frames that nobody waits for.
-        if self._state.deferred or self._state.store is not Store.WORKING:
-            self.dispatch(Committed(self.now(), seq))
+        # one of frames that nobody waits for. A hand-over records the state after all commits.
+        is_waited_for = self._state.deferred or self.handing is not None
+        if is_waited_for or self._state.store is not Store.WORKING:
+            self.handle(Committed(self.now(), seq))
         else:
             self._committed = seq
+        self.process.on_committed()
+        if self.handing is not None:
+            self.handing.on_committed()
+
+    def on_append(self, seq: int) -> None:
+        self.process.on_append(seq)
 
     def on_append_failed(self, error: StoreError | NotOwner) -> None:
         log.error("session %s: cannot write the log: %s", self.id, error)
-        self.dispatch(AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner)))
+        fact = AppendFailed(self.now(), error, is_final=isinstance(error, NotOwner))
+        if self.handing is None:
+            self.dispatch(fact)
+        else:
+            self.handing.on_append_failed(fact)
 
     def lose(self, error: NotOwner, kill_by: float) -> None:
         """End the session on this host, because it has lost the ownership.
@@ -320,201 +345,110 @@ class Driver:
         log.error("session %s: ownership lost, stopping its process: %s", self.id, error)
         self.dispatch(AppendFailed(self.now(), error, is_final=True))
         self.dispatch(CloseAsked(self.now()))
-        if self._process is not None:
-            self._process.stop(kill_by)
+        self.process.end(kill_by)
 
     def on_answered(self) -> None:
-        if self._process is not None and self._log_writer.has_caught_up:
-            self._process.resume()
+        self.process.resume()
 
     def on_backlog(self) -> None:
-        if self._process is not None:
-            self._process.pause()
+        self.process.pause()
 
     def on_caught_up(self) -> None:
-        if self._process is not None and (self._log_writer.has_caught_up or self.is_leaving):
-            self._process.resume()
-
-    def _hold_conversation(self, conversation: str | None) -> None:
-        number = self.state.process.number
-
-        def on_taken(error: NotOwner) -> None:
-            self.dispatch(
-                ConversationTaken(self.now(), number, error, self._log_writer.conversation)
-            )
-
-        self._log_writer.lease(self.dialect.name, conversation, on_taken)
-
-    # -- the pool ---------------------------------------------------------------------------------
-    @property
-    def urgency(self) -> int:
-        seconds = self.state.config.ageing_seconds
-        return max(
-            (ask_queue.standing(waiting, self.now(), seconds) for waiting in self.state.queue),
-            default=0,
-        )
-
-    @property
-    def idle_since(self) -> float | None:
-        return self.state.idle_since
-
-    @property
-    def is_leaving(self) -> bool:
-        return self.state.process.phase is ProcessPhase.STOPPING
-
-    @property
-    def waits_to_start(self) -> bool:
-        """Whether a process was requested and not started yet."""
-        return self._postponed is not None
-
-    @property
-    def waits_for_place(self) -> bool:
-        return self._pool.is_waiting(self)
-
-    def evict(self) -> None:
-        self.dispatch(EvictAsked(self.now()))
-
-    def start_now(self) -> None:
-        """Start the process after the pool has granted a slot.
-
-        Before the start the log must confirm that this host still owns the session and the lease of
-        the conversation that the process resumes.
-        """
-        effect = self._postponed
-        assert effect is not None
-        # The lease may have been lost, or never taken, while the log was broken.
-        self._hold_conversation(self.state.conversation)
-        self._log_writer.advance(partial(self._on_advanced, effect))
-
-    # -- the process ------------------------------------------------------------------------------
-    def _on_advanced(self, effect: StartProcess) -> None:
-        if self._postponed is not effect:
-            return  # The start was cancelled meanwhile.
-        self._postponed = None
-        try:
-            self._start_process(effect)
-        except Exception as exc:
-            # This callback runs outside `dispatch`, so an exception must fail the session here.
-            self.fail(exc)
-
-    def _stop_process(self) -> None:
-        if self._postponed is not None:
-            # The start waits for a slot in the pool, or for the log.
-            number, self._postponed = self._postponed.process, None
-            self._pool.leave(self)
-            self._report(number, ProcessGone())
-            return
-        assert self._process is not None
-        self._process.stop()
-
-    def _start_process(self, effect: StartProcess) -> None:
-        assert self._process is None
-        self._frames.begin(self.frame_bytes_max)
-        self.counters.processes += 1
-        try:
-            # The start may have waited, and a setting may have changed since.
-            effect = replace(effect, settings=self.state.settings)
-            self._process = DrivenProcess(
-                effect, self.spawn, self._frames, self._on_report, self._redactor
-            )
-        except BanksmanError as exc:
-            self._pool.leave(self)
-            self._report(effect.process, StartFailed(exc))
-
-    def _on_report(self, number: int, report: Report) -> None:
-        if isinstance(report, ProcessGone | SweepEnded):
-            self.counters.swept += len(report.swept)
-        if isinstance(report, ProcessGone):
-            self.counters.survivors += len(report.survivors)
-        if isinstance(report, ProcessGone | StartFailed):
-            self._process = None
-            self._pool.leave(self)
-            if self.error is not None:
-                self._finish()
-        self._report(number, report)
-
-    def _report(self, number: int, report: Report) -> None:
-        self.dispatch(ProcessReported(self.now(), number, report, self.epoch))
+        self.process.resume(drains=True)
 
     # -- timers -----------------------------------------------------------------------------------
-    def _cancel_timer(self, subject: Subject) -> None:
-        timer = self.timers.pop(subject, None)
-        if timer is not None:
-            timer.cancel()
+    @property
+    def timers(self) -> dict[Subject, float]:
+        """The running timers by their subjects, and when they are due."""
+        return self._timers.running
 
-    def _wait_until(self, subject: Subject, due: float, seconds_min: float = 0.0) -> None:
-        """Start a timer that fires once the wall clock has passed `due`.
+    def _look_first(self, then: Callable[[], None]) -> None:
+        self.process.look()
+        self._frames.after(then)
 
-        If it has passed already, the timer fires after `seconds_min`.
-        """
-        self._cancel_timer(subject)
-        left = due - time.time()
-        seconds = min(left, WALL_SECONDS_MAX) if left > 0.0 else seconds_min
-        self.timers[subject] = self._loop.call_later(seconds, self._on_wall_timer, subject, due)
+    def _fire(self, subject: Subject) -> None:
+        self.dispatch(TimerFired(self.now(), subject))
 
-    def _on_wall_timer(self, subject: Subject, due: float) -> None:
-        if time.time() < due:
-            self._wait_until(subject, due)
-        else:
-            self._on_timer(subject)
+    # -- hand-over --------------------------------------------------------------------------------
+    def _hand_over(self) -> None:
+        self.handing = HandingOver(
+            self, self.process, self._listener, self._log_writer, self._frames, self._timers
+        )
+        self.handing.begin()
 
-    def _on_timer(self, subject: Subject) -> None:
-        # The timer may run late, behind a busy loop, while the agent's answer waits in the pipe.
-        # Events that have already happened must be processed before a conclusion is drawn from
-        # their absence. So the pipe is read first, and the timer fires behind the frames that were
-        # read.
-        timer = self.timers.get(subject)
-        if self._process is not None:
-            self._process.agent.look_now()
-        self._frames.after(partial(self._fire, subject, timer))
+    def adopt(self, adopted: Adopted, begin: Continue) -> None:
+        """Continue a process that another host has started."""
+        self._log_writer.remember_redaction(adopted.held.redaction)
+        for effect in continued_effects(self.state, adopted, self._timers):
+            self._perform(effect)
+        if self.process.adopt(adopted, begin):
+            self._finish_effects(adopted)
 
-    def _fire(self, subject: Subject, timer: asyncio.TimerHandle | None) -> None:
-        # The frames that were just read may have cancelled or restarted the timer. Then this timer
-        # is stale.
-        if timer is not None and self.timers.get(subject) is timer:
-            del self.timers[subject]
-            self.dispatch(TimerFired(self.now(), subject))
+    def _finish_effects(self, adopted: Adopted) -> None:
+        """Do what the former host has decided and not done."""
+        if self.state.deferred:
+            self.dispatch(Committed(self.now(), self.state.head))
+        for effect in unfinished_effects(self.state):
+            self._perform(effect)
+        self.process.finish_write(adopted)
+
+    def handle(self, fact: Fact) -> None:
+        """Process a fact that a hand-over does not hold back."""
+        self.run(self._dispatcher.dispatch, fact)
 
     # -- the end ----------------------------------------------------------------------------------
     def _finish(self) -> None:
-        for subject in list(self.timers):
-            self._cancel_timer(subject)
+        self._timers.cancel_all()
+        self.process.release_journals()
+        if self.handing is not None:
+            # The next host has the process.
+            self.process.drop()
         self._frames.close()
         if self._budgets is not None:
             self._budgets.leave(self)
+        is_ours = self.error is None and self._state.store is not Store.LOST
+        if self.on_closed is not None and is_ours and self._state.mode is Mode.CLOSED:
+            self.on_closed(self._release)
+        else:
+            self._release()
+
+    def _release(self) -> None:
+        # A session that fails during its close is released at once.
+        if self._is_released:
+            return
+        self._is_released = True
         self._log_writer.release()
         self._listener.finish()
+        if self.handing is not None:
+            self.handing.finish()
 
     def fail(self, exc: BaseException) -> None:
         """Fail the session because of a bug in Banksman.
 
         All callers get the error, and the process is stopped. The session is finished only when the
-        process is gone (`_on_report`), so that its log is not released while the process still
+        process is gone (`on_process_gone`), so that its log is not released while the process still
         runs.
         """
         self._count_plain_frames()
         message = "session %s failed: bug in Banksman; last facts:\n%s"
         log.error(message, self.id, self.recorder, exc_info=exc)
         self.error = exc
+        if self.process.journal is not None:
+            self.process.journal.lose("its host has failed")
         self._dispatcher.clear()
         self._frames.clear()
-        for subject in list(self.timers):
-            self._cancel_timer(subject)
+        self._timers.cancel_all()
         self._listener.fail(self.bug())
-        if self._process is not None:
-            self._process.stop()
+        has_given = self.handing is not None and self.handing.has_given
+        if self.process.driven is not None and not has_given:
+            self.process.end()
         else:
-            self._postponed = None
-            self._pool.leave(self)
+            self.process.drop()
             self._finish()
 
-    def abandon(self) -> None:
-        """Drop the session because its event loop is closed.
-
-        Nothing can be reported after that. The keeper ends the process.
-        """
-        if self._process is not None:
-            self._process.agent.abandon()
+    def on_process_gone(self) -> None:
+        if self.error is not None:
+            self._finish()
 
     def bug(self) -> BugError:
         message = f"session {self.id} failed because of a bug in Banksman: {self.error!r}"

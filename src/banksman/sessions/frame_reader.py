@@ -20,7 +20,7 @@ from banksman.commands.output import SpillFile
 from banksman.core.dialects.dialect import Dialect
 from banksman.core.dialects.meaning import Meaning, Noise
 from banksman.core.session.state import ProcessState, Stdin
-from banksman.core.wire.cut_text import cut
+from banksman.core.wire.elided_text import cut
 from banksman.core.wire.framing import (
     Framing,
     MixedChunk,
@@ -122,7 +122,8 @@ class Backlog:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_empty: Callable[[], None]) -> None:
         self._loop = loop
         self._on_empty = on_empty
-        self._steps: deque[Callable[[], None]] = deque()
+        # The queued steps; only for looks from outside.
+        self.steps: deque[Callable[[], None]] = deque()
         self._handle: asyncio.Handle | None = None
         self._is_going_on = False
         # When the current backlog began, ignoring short pauses; when the queue was last empty;
@@ -131,30 +132,26 @@ class Backlog:
         self._emptied_at = 0.0
         self.was_flood = False
 
-    def __bool__(self) -> bool:
-        """Return whether a step is queued."""
-        return bool(self._steps)
-
     def take(self, *steps: Callable[[], None]) -> None:
         """Queue steps and run them in order, until the time limit of a pass is reached."""
-        self._steps += steps
+        self.steps += steps
         if self._handle is None and not self._is_going_on:
             self._go_on()
 
     def clear(self) -> None:
         """Discard the queued steps."""
-        self._steps.clear()
+        self.steps.clear()
 
     def _go_on(self) -> None:
         had_waited, self._handle = self._handle is not None, None
         until = self._loop.time() + PASS_SECONDS_MAX
         self._is_going_on = True
         try:
-            while self._steps and self._loop.time() < until:
-                self._steps.popleft()()
+            while self.steps and self._loop.time() < until:
+                self.steps.popleft()()
         finally:
             self._is_going_on = False
-        if self._steps:
+        if self.steps:
             now = self._loop.time()
             if not had_waited and now - self._emptied_at > PAUSE_SECONDS:
                 self._since = now
@@ -165,13 +162,16 @@ class Backlog:
             self._on_empty()
 
 
-def slices(lines: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """Split lines into slices. Most reads fit into one slice."""
-    if len(lines) <= SLICE_LINES_MAX:
-        return [lines]
-    return [
-        lines[begin : begin + SLICE_LINES_MAX] for begin in range(0, len(lines), SLICE_LINES_MAX)
-    ]
+def slices(data: bytes) -> list[bytes]:
+    """Split bytes into slices, each with at most so many newlines. Most reads fit into one."""
+    if data.count(b"\n") <= SLICE_LINES_MAX:
+        return [data]
+    lines = data.split(b"\n")
+    *parts, last = (
+        b"\n".join(lines[begin : begin + SLICE_LINES_MAX])
+        for begin in range(0, len(lines), SLICE_LINES_MAX)
+    )
+    return [*(part + b"\n" for part in parts), *([last] if last else [])]
 
 
 class OversizeFrames:
@@ -298,6 +298,22 @@ class FrameListener(Protocol):
         ...
 
 
+class ReadJournal(Protocol):
+    """Notes what was read of a process that survives its host: see crash_journal.py."""
+
+    def on_read(self, data: bytes) -> None:
+        """These bytes were read, and their lines are about to be passed on."""
+        ...
+
+    def after_read(self, framing: Framing) -> None:
+        """Their lines were passed on. `framing`: has the rest."""
+        ...
+
+    def on_end(self) -> None:
+        """The output has ended, and its last line is about to be passed on."""
+        ...
+
+
 class FrameReader:
     """Frame reader of one session, for one process after another.
 
@@ -313,46 +329,67 @@ class FrameReader:
         self._framing = Framing()
         self._ending = EndingOutput()
         self._oversize = OversizeFrames()
+        self._journal: ReadJournal | None = None
         self._backlog = Backlog(self._loop, listener.on_caught_up)
 
     @property
     def is_behind(self) -> bool:
         """Whether steps wait in the backlog."""
-        return bool(self._backlog)
+        return bool(self._backlog.steps)
 
-    def begin(self, frame_bytes_max: int) -> None:
-        """Reset for the output of a new process."""
+    @property
+    def partial(self) -> bytes | None:
+        """The incomplete line of the process; None: see `Framing.partial`."""
+        return self._framing.partial
+
+    def begin(
+        self, frame_bytes_max: int, partial: bytes = b"", journal: ReadJournal | None = None
+    ) -> None:
+        """Reset for the output of another process, of which `partial` was read before.
+
+        `journal`: notes what was read of a process that survives its host.
+        """
+        self._journal = journal
         self._framing = Framing(frame_bytes_max=frame_bytes_max)
+        self._framing.feed(partial)
         self._ending = EndingOutput()
         self._backlog.was_flood = False
 
     def feed(self, process: int, data: bytes) -> None:
-        self._listener.last_in = self._loop.time()
-        self._listener.counters.bytes_in += len(data)
+        listener = self._listener
+        listener.last_in = self._loop.time()
+        listener.counters.bytes_in += len(data)
+        is_logged = self._ending.admits(len(data), listener.process_state)
+        backlog = self._backlog
+        if not backlog.steps and data.count(b"\n") <= SLICE_LINES_MAX:
+            self._split(process, data, is_logged)
+            return
+        backlog.take(*(partial(self._split, process, part, is_logged) for part in slices(data)))
+        if backlog.steps:
+            listener.on_backlog()
+
+    def _split(self, process: int, data: bytes, is_logged: bool) -> None:
+        """Find the lines of a slice, and read them."""
+        journal = self._journal
+        if journal is not None:
+            journal.on_read(data)
         lines = self._framing.feed(data)
-        if not self._ending.admits(len(data), self._listener.process_state) and not isinstance(
-            lines, MixedChunk
-        ):
-            self._drop(lines)
-        elif not self._backlog and (isinstance(lines, MixedChunk) or len(lines) <= SLICE_LINES_MAX):
+        if is_logged or isinstance(lines, MixedChunk):
             self._read(process, lines)
         else:
-            parts = [lines] if isinstance(lines, MixedChunk) else slices(lines)
-            self._backlog.take(*(partial(self._read, process, part) for part in parts))
-            if self._backlog:
-                self._listener.on_backlog()
+            self._drop(lines)
+        if journal is not None:
+            journal.after_read(self._framing)
 
     def note_exit(self) -> None:
         """Note the exit of the process. From now on the pipe has no backpressure."""
         self._ending.note_exit()
 
     def end(self, process: int) -> None:
-        """Process the end of stdout.
-
-        The last line is processed immediately and ahead of the backlog. It is a single line at
-        most, and the report of the exit must not come before it.
-        """
+        """Process the end of stdout, after all output before it: see `after`."""
         last = self._framing.end()
+        if self._journal is not None:
+            self._journal.on_end()
         if self._ending.admits(0, self._listener.process_state) or isinstance(last, MixedChunk):
             self._read(process, last)
         else:
@@ -405,6 +442,7 @@ class FrameReader:
             return
         if plain:
             counters.frames_in += len(plain)
-            if meanings:
-                counters.noise += sum(isinstance(meaning, Noise) for _, meaning in meanings)
+            for _, meaning in meanings:
+                if isinstance(meaning, Noise):
+                    counters.noise += 1
             listener.on_frames(process, plain, meanings)

@@ -26,7 +26,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
-from banksman.core.dialects.unknown import UNKNOWN
+from banksman.core.dialects.log_dialect import UNKNOWN
 from banksman.errors import BanksmanError, MachineError, UsageError
 from banksman.folders import config_folder
 from banksman.sessions.profile import Profile, parse

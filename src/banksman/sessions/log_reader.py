@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event, Project
 from banksman.errors import HistoryLost, StoreError
-from banksman.store.log import READ_EVENTS_MAX, Log, LogTail, Page, TurnPlace
+from banksman.store.log import Log, LogTail
+from banksman.store.log_values import READ_EVENTS_MAX, Page, TurnPlace
 from banksman.tasks import Waiters
 
 R = TypeVar("R")

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Protocol
+from typing import Any, Protocol
 
+from banksman.core.redaction.redactor import Redactor
+from banksman.core.redaction.stream_redactor import StreamedRedactor
 from banksman.core.session import history as pasts
 from banksman.core.session.event import Entry
 from banksman.core.session.history import SessionHistory
-from banksman.core.wire.redaction import Redactor
-from banksman.core.wire.stream_redaction import StreamedRedactor
 from banksman.errors import NotOwner, StoreError
 from banksman.store.log import Log
 
@@ -42,6 +42,10 @@ class LogListener(Protocol):
     def on_append_failed(self, error: StoreError | NotOwner) -> None: ...
     def on_answered(self) -> None:
         """An append was answered. Also called for answers of a run that is over."""
+        ...
+
+    def on_append(self, seq: int) -> None:
+        """The log is about to get the events up to this seq."""
         ...
 
 
@@ -85,6 +89,21 @@ class LogWriter:
         self.conversation = self._wanted = past.session.conversation
 
     @property
+    def store_identity(self) -> str:
+        """See `Log.identity`."""
+        return self._store.identity
+
+    @property
+    def head(self) -> int:
+        """The seq of the last append."""
+        return self._head
+
+    @property
+    def durable_head(self) -> int:
+        """The seq of the last durable event."""
+        return self._durable_head
+
+    @property
     def is_behind(self) -> bool:
         """Whether the driver must stop reading the agent."""
         return self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX
@@ -93,6 +112,16 @@ class LogWriter:
     def has_caught_up(self) -> bool:
         """Whether the driver may read the agent again."""
         return self._uncommitted_bytes <= UNCOMMITTED_BYTES_MAX // 2
+
+    @property
+    def redaction(self) -> Any:
+        """What the redactor remembers of the streamed texts; None without secrets."""
+        return None if self._redactor is None else self._redactor.memory
+
+    def remember_redaction(self, memory: Any) -> None:
+        """Continue where the redactor of another host has stopped."""
+        if self._redactor is not None and memory is not None:
+            self._redactor.remember(memory)
 
     # -- appending --------------------------------------------------------------------------------
     def append(self, entries: Sequence[Entry]) -> None:
@@ -120,16 +149,20 @@ class LogWriter:
         size = sum(map(len, map(_data_of, entries)))
         self._uncommitted_bytes += size
         done = partial(self._on_answer, self._run, self._past, self._head, self.epoch, size)
-        snapshot = self._snapshot_if_due(len(entries), size)
+        self._events_since += len(entries)
+        self._bytes_since += size
+        snapshot = self._snapshot_if_due() if self._events_since >= SNAPSHOT_EVENTS else None
+        self._hears.on_append(self._head)
         self._store.append(
             self._session, self.epoch, expected, time.time(), entries, done, snapshot
         )
 
-    def _snapshot_if_due(self, events: int, size: int) -> bytes | None:
-        self._events_since += events
-        self._bytes_since += size
-        if self._events_since < SNAPSHOT_EVENTS or self._bytes_since < self._snapshot_bytes:
+    def _snapshot_if_due(self) -> bytes | None:
+        """Return a snapshot of a history with enough new events; None if it is not due yet."""
+        if self._bytes_since < self._snapshot_bytes:
             return None
+        if self._past.held is not None:
+            return None  # The last event of this writer. No snapshot has it.
         snapshot = pasts.encode(self._whole_past())
         self._events_since = self._bytes_since = 0
         self._snapshot_bytes = len(snapshot)

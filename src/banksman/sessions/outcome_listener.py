@@ -69,6 +69,17 @@ class OutcomeListener:
     def take_setting(self, change: str, error: BanksmanError | None) -> None: ...
     def ask_to_save(self, prompt: str) -> None: ...
     def call_on_limit(self, effect: CallOnLimit) -> None: ...
+    def obstacle(self) -> str:
+        """Return why the session cannot be handed over; empty if it can.
+
+        The agent uses something that exists in this host only.
+        """
+        return ""
+
+    def turns_after(self) -> dict[str, int]:
+        """Return where the events of each accepted ask that is not over begin."""
+        return {}
+
     def fail(self, error: BanksmanError) -> None: ...
     def finish(self) -> None: ...
 

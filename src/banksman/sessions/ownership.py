@@ -28,28 +28,32 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
+from banksman.core.redaction.redactor import Redactor
 from banksman.core.session.effects import StartProcess
 from banksman.core.session.facts import AccountLimited, Begun
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.turn import Turn as QueuedTurn
 from banksman.core.wire.framing import FRAME_BYTES_MAX
-from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Closed, NotOwner, Refused
 from banksman.process import lease_page as leases
+from banksman.process.adoption import Claimed
 from banksman.process.lease_page import LeasePage
+from banksman.process.tree_hand_over import Survival
 from banksman.sessions.accounts import SessionAccounts
 from banksman.sessions.agent_process import AgentProcess, OnReport, Spawn
 from banksman.sessions.budgets import HostBudgets
 from banksman.sessions.caller_futures import CallerFutures, KeyedTurns
 from banksman.sessions.diagnostics import SessionCounts
 from banksman.sessions.driver import Driver
+from banksman.sessions.held_session import Adopted
 from banksman.sessions.hooks import Hooks
 from banksman.sessions.limit_callback import LimitCallback
 from banksman.sessions.pool import Pool
-from banksman.sessions.questions import OnQuestion, Questions
+from banksman.sessions.questions import OnQuestion, OpenQuestions
 from banksman.sessions.session_spec import Permit, SessionSpec
 from banksman.sessions.tools import Callbacks, ToolServer
 from banksman.sessions.turn import Turn, TurnSession
@@ -137,7 +141,11 @@ class OwnedSession:
         redactor: Redactor | None = None,
         accounts: SessionAccounts | None = None,
         budgets: HostBudgets | None = None,
+        adopted: Adopted | None = None,
     ) -> None:
+        self._adopted = adopted
+        # The caller that opened the session first.
+        self.opened_by: str | None = (past.opened or {}).get("caller")
         self.futures = futures = CallerFutures()
         self.driver = Driver(
             id,
@@ -151,10 +159,11 @@ class OwnedSession:
             redactor=redactor,
             accounts=accounts,
             budgets=budgets,
+            adopted=adopted,
         )
         self._accounts = accounts
         self.limits = futures.limits = LimitCallback(self.driver)
-        self.questions = futures.questions = Questions(self.driver, on_question)
+        self.questions = futures.questions = OpenQuestions(self.driver, on_question)
         self.callbacks = futures.callbacks = Callbacks(self.driver, Hooks({}), ToolServer(()))
         self.keys = KeyedTurns(past.keys)
         # Number of callers that wait for the acceptance of each turn, by turn id.
@@ -163,18 +172,25 @@ class OwnedSession:
         self.is_lost = False
 
     def begin(self, session: TurnSession) -> None:
-        """Start the driver and serve the asks that were queued before the claim.
+        """Start the driver and serve the asks that were accepted before the claim.
 
         Each of them is an ordinary ask that an earlier owner has accepted.
         """
         state = self.driver.state
-        for waiting in state.queue:
-            for ask in waiting.asks if isinstance(waiting, QueuedTurn) else ():
+        after: Mapping[str, int] = {} if self._adopted is None else self._adopted.held.turns
+        turns = [waiting for waiting in state.queue if isinstance(waiting, QueuedTurn)]
+        if state.turn is not None:
+            turns.append(state.turn)
+        for waiting in turns:
+            for ask in waiting.asks:
                 # No queued turn has started, so its output comes after the current head.
-                turn = Turn(session, ask.id, state.head)
+                turn = Turn(session, ask.id, after.get(ask.id, state.head))
                 accepted = self.futures.expect_turn(turn)
                 self.futures.accept(ask.id)
                 self.keys.remember(ask.key, (turn, accepted))
+        if self._adopted is not None:
+            begin = partial(self.driver.process.continue_claimed, self._adopted.claimed)
+            self.driver.adopt(self._adopted, begin)
         self.driver.dispatch(Begun(self.driver.now()))
         if self._accounts is not None:
             self._accounts.begin(self._on_limited)
@@ -222,18 +238,22 @@ class Startup:
         lease: LeasePage | None,
         permit: Permit | None,
         accounts: SessionAccounts,
+        session: str,
     ) -> None:
         """Create the startup for a claimed session.
 
         `lease`: the lease page of the session's claim; later claims have other pages. `permit`: the
-        host's check of a spec. `accounts`: the accounts of the session's agents.
+        host's check of a spec. `accounts`: the accounts of the session's agents. `session`: its id.
         """
         self.accounts = accounts
+        self._session = session
         self._permit = permit
         self.next = spec
         # The record of the last `session.opened` event.
         self.record = spec.record()
         self._lease = lease
+        # How the next process survives this host; set before the first start.
+        self.survival: Callable[[], Survival | None] = lambda: None
         self.running: SessionSpec | None = None
         # The callbacks of the process, set before the first start.
         self.callbacks: Callbacks | None = None
@@ -242,15 +262,31 @@ class Startup:
         spec = self.next.of(effect.agent)
         self._check(spec)
         self.running = spec
+        begin = partial(
+            spec.spawn,
+            effect,
+            lease=self._lease,
+            session=self._session,
+            survival=self.survival(),
+        )
+        return self._begin(spec, on_report, begin)
+
+    def adopt(self, driver: Driver, claimed: Claimed, on_report: OnReport) -> AgentProcess:
+        """Continue the process of the driver, which this host has claimed."""
+        self.running = self.next.of(driver.state.config.agent)
+        # A process that has survived a host survives this one by the same hold.
+        survival = None if claimed.is_lasting else self.survival()
+        adopt = partial(self.running.adopt, claimed, survival=survival)
+        return self._begin(self.running, on_report, adopt)
+
+    def _begin(
+        self, spec: SessionSpec, on_report: OnReport, begin: Callable[[OnReport], AgentProcess]
+    ) -> AgentProcess:
         self._call_its_own()
         workspace = spec.workspace(self._lease)
         assert self.callbacks is not None
         self.callbacks.work_in(workspace)
-        return spec.spawn(
-            effect,
-            on_report if workspace is None else workspace.ending_with(on_report),
-            self._lease,
-        )
+        return begin(on_report if workspace is None else workspace.ending_with(on_report))
 
     def _check(self, spec: SessionSpec) -> None:
         """Check the spec again before each start of a process.

@@ -1,6 +1,6 @@
 """Limit on the agent processes of a host and on the number of concurrent starts.
 
-All sessions of a host share one pool. It has slots and a queue of sessions, but no processes: the
+All sessions of a host share one pool. It has places and a queue of sessions, but no processes: the
 drivers start and stop them when the pool says so.
 
 A start costs an agent half a second of a core. Eight concurrent starts on two cores cost each agent
@@ -57,7 +57,7 @@ class PoolMember(Protocol):
 
 
 class Pool:
-    """Slots for agent processes and a queue of sessions that wait for a slot.
+    """Places for agent processes and a queue of sessions that wait for a place.
 
     Belongs to one event loop. A limit of None means no limit. `host`: kept alive while a session
     or a process refers to the pool. A host that the garbage collector takes ends its sessions.
@@ -90,13 +90,17 @@ class Pool:
         )
 
     def want(self, member: PoolMember) -> None:
-        """Queue a member for a slot. The pool calls `start_now` when the member has a slot.
+        """Queue a member for a place. The pool calls `start_now` when the member has a place.
 
         That call may happen before this function returns.
         """
         assert member not in self._there
         self._waiting[member] = None
         self.look()
+
+    def adopt(self, member: PoolMember) -> None:
+        """Give a place to a member whose process runs already, even beyond the limit."""
+        self._there.add(member)
 
     def is_waiting(self, member: PoolMember) -> bool:
         return member in self._waiting
@@ -108,7 +112,7 @@ class Pool:
             self.look()
 
     def leave(self, member: PoolMember) -> None:
-        """Give up a slot, or the wait for one. Does nothing for a member that has neither."""
+        """Give up a place, or the wait for one. Does nothing for a member that has neither."""
         if member in self._waiting:
             del self._waiting[member]
         elif member in self._there:
@@ -156,7 +160,7 @@ class Pool:
 
     def _make_room(self) -> None:
         # A member that got work before it processed the request keeps its process. This member is
-        # neither idle nor leaving, and must not count as a slot that becomes free.
+        # neither idle nor leaving, and must not count as a place that becomes free.
         self._told = {
             member for member in self._told if member.idle_since is not None or member.is_leaving
         }

@@ -15,10 +15,12 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
+
+from msgspec import structs
 
 from banksman.commands.options import SECONDS_MAX
 from banksman.core.dialects.acp import acp
@@ -29,6 +31,8 @@ from banksman.core.session.watchdogs import ClockName
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
 from banksman.process import launch
+from banksman.sessions import containment
+from banksman.sessions.containment import Containment
 
 # Capabilities that a caller can request from a session. Agents differ in them.
 CAPABILITIES = frozenset(
@@ -70,6 +74,7 @@ _TOP = frozenset(
             "quiet_seconds",
         ),
         *("after_interrupt", "transcripts", "extends", "ladder", "clocks", "env", "quirks"),
+        "containment",
     )
 )
 _NONE = Quirks()
@@ -79,7 +84,10 @@ _CLOCKS = frozenset(str(name) for name in ClockName)
 # them, a turn that hangs would block its queue until a person acts. They are long: a model may
 # think for minutes, and both stand still while a tool runs or a question waits.
 TURN_CLOCKS = MappingProxyType({"bytes": 1800.0, "progress": 7200.0})
-_ENV = frozenset(("scrub", "set", "account"))
+_ENV = frozenset(("scrub", "keep", "set", "account"))
+# Removed from the environment of an agent unless its profile or the caller says otherwise.
+SCRUB = ("nesting", "secrets")
+_CONTAINMENT = frozenset(("user", "limits", "wrap", "sandbox", *containment.HOOKS))
 _QUIRKS = frozenset(
     (
         "leaves_tools",
@@ -252,8 +260,9 @@ class Profile:
 
     - `source`: the file of the profile; None for a profile of the package
     - `clocks`: seconds by the watchdog's name; see `TURN_CLOCKS`
-    - `scrub`, `variables`: variables to remove from and to add to its environment, see
-      process/launch.py
+    - `scrub`, `keep`, `variables`: variables to remove from its environment, to keep although they
+      may be secrets, and to add; see process/launch.py
+    - `containment`: what the agent may use, if the caller says nothing else
     - `account`: variables that decide which account of the provider the agent uses; empty: all that
       the caller sets
     - `quiet_seconds`: how long the agent must be quiet after a boundary
@@ -280,9 +289,11 @@ class Profile:
     transcripts: tuple[str, ...] = ()
     timings: Timings
     clocks: Mapping[str, float]
-    scrub: tuple[str, ...] = ()
+    scrub: tuple[str, ...] = SCRUB
+    keep: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     account: tuple[str, ...] = ()
+    containment: Containment = containment.NOTHING
     quirks: Quirks = _NONE
     note: str = ""
 
@@ -292,6 +303,11 @@ class Profile:
             message = f"cannot start the agent {self.name!r}: its profile has no command"
             raise UsageError(message, hint="pass command=", agent=self.name)
         return self.command
+
+    def without_services(self) -> Profile:
+        """Return the profile of an agent for which Banksman reads no files and runs no commands."""
+        quirks = structs.replace(self.quirks, serves=())
+        return replace(self, quirks=quirks, dialect=DIALECTS[self.dialect.name](quirks))
 
     def repairs(self) -> list[str]:
         """Describe the agent's known defects and how Banksman corrects them, for people."""
@@ -349,9 +365,11 @@ def parse(
             eof=ladder.seconds("eof_grace", 0.0) if "eof_grace" in ladder.data else None,
         ),
         clocks=MappingProxyType(_clock_seconds(clocks)),
-        scrub=env.words("scrub"),
+        scrub=env.words("scrub", SCRUB),
+        keep=env.words("keep"),
         variables=MappingProxyType(_variables(env)),
         account=env.words("account"),
+        containment=_containment(top),
         quirks=read,
         note=quirks.text("note"),
     )
@@ -379,6 +397,21 @@ def _transcripts(top: ProfileTable) -> tuple[str, ...]:
         if not is_transcript_pattern(pattern):
             raise top.cannot_hold("transcripts", pattern, TRANSCRIPT_HINT)
     return patterns
+
+
+def _containment(top: ProfileTable) -> Containment:
+    table = top.table("containment", _CONTAINMENT)
+    if {"wrap", "sandbox"} <= table.data.keys():
+        raise table.cannot_be("wrap", "leave out wrap or sandbox")
+    parts = {name: value for name, value in table.data.items() if name != "sandbox"}
+    if "sandbox" in table.data:
+        parts["wrap"] = table.text("sandbox")
+    for name in {"wrap", *containment.HOOKS} & table.data.keys():
+        parts[name] = table.words(name)
+    try:
+        return containment.checked(**parts)
+    except UsageError as exc:
+        raise table.wrong(f"containment: {exc.args[0]}", exc.hint) from exc
 
 
 def _variables(env: ProfileTable) -> dict[str, str]:

@@ -23,15 +23,15 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from banksman.core.dialects.dialect import PLAIN
+from banksman.core.dialects.dialect import PLAIN, Decision
 from banksman.core.dialects.meaning import Requested, RequestPurpose
+from banksman.core.redaction.redactor import Redactor
 from banksman.core.session import event as kinds
 from banksman.core.session import questions
 from banksman.core.session.effects import AskHuman, TellAnswer
 from banksman.core.session.event import Event, storable
 from banksman.core.session.facts import QuestionAnswered
 from banksman.core.session.history import OpenQuestion
-from banksman.core.session.permissions import Decision
 from banksman.core.session.state import OVER, AgentRequest, KeptQuestion, Mode, Store, not_open
 from banksman.errors import BanksmanError, Closed, NotFound, UsageError
 from banksman.sessions.driver import Driver
@@ -96,6 +96,8 @@ class Answered:
     - "kept": it was given to the same question before a crash;
     - the reason why the question ended: "agent", "turn", "exit" (of the process), "recovery",
       "store", "asked again", "budget" (it has changed).
+
+    `caller`: the name of the caller that gave it; None: it has no name.
     """
 
     question: str
@@ -103,12 +105,13 @@ class Answered:
     by: str
     message: str | None
     is_first: bool
+    caller: str | None = None
 
 
 OnQuestion = Callable[[Question], "str | Answer | Awaitable[str | Answer]"]
 
 
-class Questions:
+class OpenQuestions:
     """Open questions of one session.
 
     Owns the tasks of the callbacks. A task ends with its question.
@@ -179,7 +182,11 @@ class Questions:
             self._driver.dispatch(self._decided(question, answer, by))
 
     def _decided(
-        self, question: AgentRequest | KeptQuestion, answer: Answer, by: str
+        self,
+        question: AgentRequest | KeptQuestion,
+        answer: Answer,
+        by: str,
+        caller: str | None = None,
     ) -> QuestionAnswered:
         """Build the fact of an answer, and raise `UsageError` if the answer cannot be sent.
 
@@ -187,9 +194,8 @@ class Questions:
         """
         state = self._driver.state
         dialect = state.config.dialect
-        decision = replace(
-            _decision(question.asked, answer, takes_input=dialect.takes_input), by=by
-        )
+        decision = _decision(question.asked, answer, takes_input=dialect.takes_input)
+        decision = replace(decision, by=by, caller=caller)
         try:
             storable([decision.message, decision.updated_input, decision.content])
         except (TypeError, ValueError, RecursionError) as exc:
@@ -205,7 +211,11 @@ class Questions:
 
     # -- answers ----------------------------------------------------------------------------------
     async def answer(
-        self, id: str, answer: Answer, tell: Callable[[QuestionAnswered], None]
+        self,
+        id: str,
+        answer: Answer,
+        tell: Callable[[QuestionAnswered], None],
+        caller: str | None = None,
     ) -> Answered | None:
         """Answer an open question, and wait until the question's answer is durable.
 
@@ -221,7 +231,7 @@ class Questions:
             return self._answers.get(id)
         if self._driver.error is not None:
             raise self._driver.bug()
-        fact = None if question is None else self._decided(question, answer, "answer")
+        fact = None if question is None else self._decided(question, answer, "answer", caller)
         waiting = self._waiting.get(id)
         if waiting is None:
             waiting = self._waiting[id] = asyncio.get_running_loop().create_future()
@@ -235,7 +245,14 @@ class Questions:
         return dataclasses.replace(told, is_first=fact is not None)
 
     def tell(self, effect: TellAnswer) -> None:
-        told = Answered(effect.question, effect.answer, effect.by, effect.message, is_first=False)
+        told = Answered(
+            effect.question,
+            effect.answer,
+            effect.by,
+            effect.message,
+            is_first=False,
+            caller=effect.caller,
+        )
         if effect.error is None:
             self._answers[told.question] = told
             if len(self._answers) > ANSWERS_MAX:
@@ -276,6 +293,8 @@ class Questions:
     def end(self) -> None:
         for id in list(self._open):
             self.close(id)
+        # An answer that came while the session was handed over. The next host has the question.
+        self.fail(not_open(self._driver.state))
 
     async def wait_ended(self) -> None:
         """Wait a limited time until the callbacks have ended.
@@ -310,8 +329,9 @@ async def find_answer(
                 is_known, told = True, None
             elif event.kind == kinds.QUESTION_ANSWERED and event.body["question"] == id:
                 body = event.body
+                by, message = body.get("by", "agent"), body.get("message")
                 told = Answered(
-                    id, body["answer"], body.get("by", "agent"), body.get("message"), is_first=False
+                    id, body["answer"], by, message, is_first=False, caller=body.get("caller")
                 )
             elif (
                 name is not None
@@ -326,6 +346,17 @@ async def find_answer(
         hint = "find the id with `banksman log SESSION`; old questions may be deleted"
         raise NotFound(f"there is no question {id!r:.100} in this session", hint=hint)
     return told
+
+
+def as_logged(told: Answered, redactor: Redactor | None) -> Answered:
+    """Redact the message of an answer.
+
+    The message to the agent may hold a secret. Later callers get the redacted text of the log, so
+    the first caller gets the same text.
+    """
+    if redactor is None or told.message is None:
+        return told
+    return dataclasses.replace(told, message=redactor.redact_text(told.message))
 
 
 def checked(answer: Answer) -> Answer:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, MutableSet, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from banksman.core.dialects.dialect import Dialect
-from banksman.core.dialects.mixed import reader_of
+from banksman.core.dialects.log_dialect import reader_of
 from banksman.core.session.event import SENT, Event, Project
 from banksman.errors import UsageError
 from banksman.sessions.log_reader import LogReaders
-from banksman.store.log import READ_EVENTS_MAX, KnownSession, Log, LogTail, Page, TurnPlace
+from banksman.store.log import Log, LogTail
+from banksman.store.log_values import READ_EVENTS_MAX, KnownSession, Page, TurnPlace
 
 # `epoch.seq`, or only a seq. 18 digits are enough for any number of events.
 CURSOR = re.compile(r"([0-9]{1,18}\.)?[0-9]{1,18}")
@@ -41,34 +43,37 @@ def parse_cursor(cursor: Any) -> tuple[int | None, int]:
     return int(epoch) if epoch else None, int(seq)
 
 
-class ReadableSession:
-    """Read access to a session.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParts:
+    """What a session object of a host is made of.
 
     `ends`: done when the host closes. `readers`: the log readers that the host then waits for.
     """
 
-    def __init__(
-        self,
-        id: str,
-        *,
-        name: str | None,
-        agent: str,
-        dialect: Dialect,
-        store: Log,
-        ends: asyncio.Future[None],
-        readers: MutableSet[LogReaders] | None = None,
-    ) -> None:
-        self.id = id
-        self.name = name
-        self.agent = agent
-        self.dialect = dialect
-        self.frames = reader_of(dialect)
+    id: str
+    name: str | None
+    agent: str
+    dialect: Dialect
+    store: Log
+    ends: asyncio.Future[None]
+    readers: MutableSet[LogReaders] = field(default_factory=set[LogReaders])
+
+
+class ReadableSession:
+    """Read access to a session."""
+
+    def __init__(self, parts: SessionParts) -> None:
+        self.id = parts.id
+        self.name = parts.name
+        self.agent = parts.agent
+        self.dialect = parts.dialect
+        self.frames = reader_of(parts.dialect)
         self._project = Project(self.frames.project, self.frames.partial)
         # The store's latest listing or lookup result for this session.
         self.seen: KnownSession | None = None
-        self._store = store
-        self._all_readers: MutableSet[LogReaders] = set() if readers is None else readers
-        self._readers = self._reading(ends)
+        self._store = parts.store
+        self._all_readers = parts.readers
+        self._readers = self._reading(parts.ends)
 
     def _reading(self, finished: asyncio.Future[None], since: int | None = None) -> LogReaders:
         readers = LogReaders(self._store, self.id, finished, self._project, since=since)
@@ -167,7 +172,7 @@ class ReadableSession:
 
     def recent(self, after: int, limit: int) -> list[Event] | None:
         """Return the events after a seq from memory; None if they must be read."""
-        return self._readers.recent(after, limit)
+        return self._store.recent(self.id, after, limit, self._project)
 
     def tail(self, wake: Callable[[], None]) -> LogTail | None:
         """Call `wake` at each commit; None if another host may commit. See `Log.tail`."""

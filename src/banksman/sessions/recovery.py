@@ -25,7 +25,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 from banksman.core.session import history as pasts
 from banksman.core.session.crash_recovery import settle
-from banksman.core.session.event import SESSION_CLOSED, Entry
+from banksman.core.session.event import SESSION_CLOSED, SESSION_HANDED_OVER, Entry
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
 from banksman.errors import (
@@ -37,9 +37,12 @@ from banksman.errors import (
     UsageError,
 )
 from banksman.process import orphans
-from banksman.sessions import known_agents
+from banksman.sessions import crash_record, known_agents
+from banksman.sessions.held_session import is_held, unlogged
 from banksman.sessions.log_writer import lease_name
-from banksman.store.log import Done, KnownSession, Log
+from banksman.store.log import Log
+from banksman.store.log_values import Done, KnownSession
+from banksman.tasks import OwnedTasks, for_each
 
 log = logging.getLogger("banksman")
 
@@ -47,9 +50,15 @@ log = logging.getLogger("banksman")
 # with room to spare.
 CLAIM_ATTEMPTS_MAX = 4
 CLAIM_SECONDS_BETWEEN = 0.05
-# Concurrent settlements of sessions of dead hosts. Most of the time is waiting for processes to
-# end.
+# Sessions that are settled or taken over at the same time. Most of the time is waiting, for
+# processes to end or for commits, which they share.
 SETTLING_MAX = 16
+# Runs what a dead host has left to do for a closed session. Gets the session and its history.
+Closes = Callable[[KnownSession, SessionHistory], Awaitable[None]]
+# Prepares what a session works in. Nothing of its last owner is left.
+Prepares = Callable[[SessionHistory], Awaitable[None]]
+# Claims the process of a session. Gets the history, and the entries behind its own ones.
+Adopts = Callable[[SessionHistory, Sequence[Entry]], Awaitable[Sequence[Entry]]]
 
 
 async def load(store: Log, session: str, config: Config) -> SessionHistory:
@@ -109,17 +118,22 @@ async def take_over(
     *,
     resumes: str | None = None,
     brings: Callable[[SessionHistory], Awaitable[Sequence[Entry]]] | None = None,
+    adopts: Adopts | None = None,
+    prepares: Prepares | None = None,
 ) -> SessionHistory:
     """Prepare a claimed session for this host, and return its history.
 
     1. Lease the session's conversation, or the conversation that it `resumes`.
-    2. End the remaining processes of the last owner.
-    3. Settle the open turns, once.
-    4. Append the settlement, the entries of `then` and the entries of `brings` in one commit.
+    2. If its process waits for this host and can be claimed, append the entries of `adopts`, of
+       `then` and of `brings`, and continue. Nothing is settled.
+    3. Otherwise end the remaining processes of the last owner, and await `prepares`.
+    4. Settle the open turns, once.
+    5. Append the settlement, the entries of `then` and the entries of `brings` in one commit.
 
     `NotOwner`: another session holds the lease of the conversation. `then`: returns the entries to
     append. `brings`: fetches the files that the session needs here and returns the entries that
-    record it.
+    record it. `adopts`: gets those entries, claims the process, and returns the entries that record
+    it; none if there is no process to claim.
     """
     # The caller holds the claim, so this log is final: the former owner is fenced off.
     past = await load(store, session, config)
@@ -128,7 +142,13 @@ async def take_over(
     agent = past.session.config.dialect.name
     await _lease(store, session, epoch, agent, resumes or past.session.conversation)
     brought = () if brings is None else await brings(past)
-    return await _settle(store, session, epoch, past, [*then(past), *brought])
+    others = [*then(past), *brought]
+    told = () if adopts is None else await adopts(past, others)
+    if told:
+        entries = [*told, *others]
+        await append(store, session, epoch, past.session.head, entries)
+        return pasts.fold(past, entries)
+    return await _settle(store, session, epoch, past, others, prepares)
 
 
 async def claim(store: Log, session: str) -> int:
@@ -185,8 +205,15 @@ async def _claim(store: Log, session: str, name: str | None, agent: str | None) 
         raise
 
 
-async def clean_up(store: Log, known: KnownSession) -> None:
+async def clean_up(
+    store: Log, known: KnownSession, closes: Closes | None = None, *, is_deleted: bool = False
+) -> None:
     """Settle a session whose owner was dead, and release it.
+
+    `closes`: called for a session that its owner had closed and not released. If it is cancelled,
+    the session stays claimed, and the host that settles it after this one calls `closes` again.
+    `is_deleted`: the session is about to be deleted, so `closes` is called for every session that
+    was not closed, and the session is always released.
 
     The session's conversation is not leased. If another host claims the session first, that host
     settles it and this call does nothing.
@@ -195,22 +222,34 @@ async def clean_up(store: Log, known: KnownSession) -> None:
     # so that another host can take it over. So wait for them before the claim. Without a claim this
     # host only waits and sends no signal.
     past = await load_known(store, known)
+    if is_held(store.identity, known.id, past):
+        return  # Its process works on, and waits for the host that opens the session.
     if past.process is not None:
-        await orphans.wait(past.process.parts)
+        await orphans.wait(past.process.parts, orphans.KEEPER_SECONDS_MAX)
     # The wait may have taken seconds, and another host may have settled the session meanwhile.
-    if not is_left_alone(store, known):
+    if not is_deleted and not is_left_alone(store, known):
         return
     # The check above only saves work. The claim decides: it refuses a session with a live owner.
     try:
         epoch = await _claim(store, known.id, None, None)
     except NotOwner:
         return
+    is_undone = False
     try:
         # Loaded again after the claim. Only now is the log final.
-        await _settle(store, known.id, epoch, await load_known(store, known), ())
+        was_closed = await is_closed(store, known)
+        past = await _settle(store, known.id, epoch, await load_known(store, known), ())
+        if closes is not None and was_closed is not is_deleted:
+            try:
+                await closes(known, past)
+            except asyncio.CancelledError:
+                is_undone = not is_deleted
+                raise
     finally:
-        # Also after an error: a claim that stays would keep every other host from the session.
-        store.release(known.id, epoch)
+        # Also after an error: a claim that stays would keep every other host from the session. A
+        # claim whose `closes` is undone ends with this host, whose event loop ends.
+        if not is_undone:
+            store.release(known.id, epoch)
 
 
 def is_left_alone(store: Log, known: KnownSession) -> bool:
@@ -225,15 +264,34 @@ def is_left_alone(store: Log, known: KnownSession) -> bool:
     )
 
 
-async def _settle(
-    store: Log, session: str, epoch: int, past: SessionHistory, then: Sequence[Entry]
+async def is_closed(store: Log, known: KnownSession) -> bool:
+    """Return whether the last event of the session is its close."""
+    # The listing may be stale. A read of the log also updates the head.
+    await store.read(known.id, known.seq, 1)
+    page = await store.read(known.id, max(0, store.head(known.id).seq - 1), 1)
+    return not page.events or page.events[-1].kind == SESSION_CLOSED
+
+
+async def _settle(  # noqa: PLR0917
+    store: Log,
+    session: str,
+    epoch: int,
+    past: SessionHistory,
+    then: Sequence[Entry],
+    prepares: Prepares | None = None,
 ) -> SessionHistory:
     # The processes must be gone before their turns become UNKNOWN. A process that still runs could
     # finish a turn.
     # `orphans.end` raises if a process cannot be ended. Then nothing is appended, the turns stay
     # open, and a later attempt settles them.
     assert epoch > 0, "only the holder of a claim settles"
-    swept = [] if past.process is None else await orphans.end(past.process.parts)
+    seconds = orphans.KEEPER_SECONDS_MAX
+    if past.held is not None:
+        # A keeper that could not be asked for the process ends it when the hold is over.
+        seconds += max(0.0, past.held.until - time.time())
+    swept = [] if past.process is None else await orphans.end(past.process.parts, seconds)
+    if prepares is not None:
+        await prepares(past)
     # One commit for the settlement and for the entries of the new owner. A crash leaves both or
     # none, so a turn gets one end, and no owner starts behind an unsettled turn.
     head = past.session.head
@@ -285,10 +343,28 @@ async def has_waiting_asks(store: Log, known: KnownSession) -> bool:
     """Return whether an accepted ask is queued in a session without a live owner.
 
     The caller of that ask must not ask again. So a host that serves its store to others resumes the
-    session without a request.
+    session without a request. The same holds for a session whose process waits for its next host.
     """
     past = await _found(store, known)
-    return past is not None and bool(past.session.queue)
+    return past is not None and (
+        bool(past.session.queue)
+        or past.held is not None
+        or bool(crash_record.find(store.identity, known.id))
+    )
+
+
+async def has_held_process(store: Log, known: KnownSession) -> bool:
+    """Return whether the process of a session without a live owner waits for its next host."""
+    if known.owner is not None and known.owner.is_alive:
+        return False
+    await store.read(known.id, known.seq, 1)
+    page = await store.read(known.id, max(0, store.head(known.id).seq - 1), 1)
+    if page.events and page.events[-1].kind == SESSION_HANDED_OVER:
+        return True
+    # A host that has released the session has logged what it does.
+    if known.owner is not None and unlogged(store.identity, known.id) is not None:
+        return True
+    return bool(crash_record.find(store.identity, known.id))
 
 
 async def is_unsettled(store: Log, known: KnownSession) -> bool:
@@ -309,10 +385,7 @@ async def _found(store: Log, known: KnownSession) -> SessionHistory | None:
     """
     if known.owner is not None and known.owner.is_alive:
         return None
-    # The listing may be stale. A read of the log also updates the head.
-    await store.read(known.id, known.seq, 1)
-    page = await store.read(known.id, max(0, store.head(known.id).seq - 1), 1)
-    if not page.events or page.events[-1].kind == SESSION_CLOSED:
+    if await is_closed(store, known):
         return None
     return await load_known(store, known)
 
@@ -321,15 +394,22 @@ class DeadHostCleanup:
     """Background task that settles all sessions of dead hosts.
 
     Belongs to one event loop. `alone`: locks a session id, so that no other call on this host opens
-    or claims the session during the settlement.
+    or claims the session during the settlement and `closes`. `closes`: see `clean_up`. It may take
+    minutes, so only the session itself waits for it.
     """
 
     def __init__(
-        self, store: Log, alone: Callable[[str], AbstractAsyncContextManager[None]]
+        self,
+        store: Log,
+        alone: Callable[[str], AbstractAsyncContextManager[None]],
+        closes: Closes | None = None,
     ) -> None:
         self._store = store
         self._alone = alone
+        self._closes = closes
         self._task: asyncio.Task[None] | None = None
+        # One for each session that is being settled or closed.
+        self._settling = OwnedTasks()
 
     def begin(self) -> None:
         """Start the task once. A failed task is started again by the next call."""
@@ -340,17 +420,23 @@ class DeadHostCleanup:
             self._task.add_done_callback(_note_failure)
 
     async def wait(self) -> None:
+        """Wait until every session is settled."""
         self.begin()
         assert self._task is not None
         await asyncio.shield(self._task)
 
     async def stop(self) -> None:
-        """Stop the task. Sessions that are not settled stay unchanged for the next host."""
+        """Stop the task. Sessions that are not settled stay unchanged for the next host.
+
+        Waits for each `closes` that has begun, like the close of a session: the close of the store
+        releases the session, and no other host would call `closes` again.
+        """
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
-            # The store may be closed next, and the task must not use it after that.
             assert self._task.done()
+        # The store may be closed next, and no task must use it after that.
+        await self._settling.wait()
 
     async def _settle_all(self) -> None:
         dead = [
@@ -358,27 +444,43 @@ class DeadHostCleanup:
             for known in self._store.sessions()
             if known.owner is not None and not known.owner.is_alive
         ]
-        places = asyncio.Semaphore(SETTLING_MAX)
-
-        async def settle(known: KnownSession) -> None:
-            # The place first, then the lock of the session. A caller that opens the session waits
-            # for one settlement at most, and not for a place.
-            async with places, self._alone(known.id):
-                await self._settle(known)
-
-        async with asyncio.TaskGroup() as tasks:
-            for known in dead:
-                tasks.create_task(settle(known))
+        await for_each(dead, self._settle, at_once=SETTLING_MAX)
 
     async def _settle(self, known: KnownSession) -> None:
-        if not is_left_alone(self._store, known):
-            return  # The session was opened meanwhile, on this host or another.
+        """Settle a session, and return when it is settled. `closes` continues."""
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = self._settling.start(self._settle_and_close(known, settled))
         try:
-            await clean_up(self._store, known)
+            # Unlike an `await`, this does not cancel the future.
+            await asyncio.wait((settled,))
+        finally:
+            if not settled.done():
+                task.cancel()
+
+    async def _settle_and_close(self, known: KnownSession, settled: asyncio.Future[None]) -> None:
+        async def closes(known: KnownSession, past: SessionHistory) -> None:
+            _resolve(settled)
+            if self._closes is not None:
+                await self._closes(known, past)
+
+        try:
+            # The place first, then the lock of the session. A caller that opens the session does
+            # not wait for a place.
+            async with self._alone(known.id):
+                # Otherwise the session was opened meanwhile, on this host or another.
+                if is_left_alone(self._store, known):
+                    await clean_up(self._store, known, closes)
         except Exception as exc:
             # A session that cannot be settled must not prevent the cleanup of the others. It stays
             # unchanged, and a caller that opens it gets the error.
             log.error("cannot settle session %s of a dead host: %s", known.id, exc)
+        finally:
+            _resolve(settled)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _note_failure(task: asyncio.Task[None]) -> None:

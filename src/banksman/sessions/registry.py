@@ -1,9 +1,9 @@
-"""Session registry of a host: open, reopen, fork, claim and delete sessions.
+"""Session registry of a host: create, claim, find, share and hand over sessions.
 
 All sessions share one log and one pool. To open a session, the host claims it and takes it over
-(recovery.py). A new session has no past. Two callers that open the same session at the same time
-get the same object: the second call waits for the first. `session_table.py` finds session objects,
-and `session_spec.py` checks the arguments of an open.
+(recovery.py). A new session has no past. `session_opener.py` has the calls that open a session for
+a caller. `session_table.py` finds session objects, `session_spec.py` checks the arguments of an
+open, and `spec_record.py` keeps them in the log.
 """
 
 from __future__ import annotations
@@ -11,42 +11,56 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import shlex
-from collections.abc import AsyncGenerator, Collection, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from msgspec.structs import replace
 
+from banksman.core.redaction.redactor import Redactor
 from banksman.core.session import fallback
-from banksman.core.session.event import SESSION_OPENED, SESSION_SETTING, Entry, entry
+from banksman.core.session.event import Entry
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
-from banksman.core.wire.redaction import Redactor
-from banksman.errors import BanksmanError, Moving, NameTaken, NotOwner, UsageError
-from banksman.sessions import known_agents, recovery
+from banksman.errors import BanksmanError, NotOwner, UsageError
+from banksman.sessions import (
+    held_session,
+    known_agents,
+    recovery,
+    session_access,
+    spec_record,
+)
 from banksman.sessions.accounts import AccountLimits, SessionAccounts
-from banksman.sessions.arguments import checked_id, checked_name
 from banksman.sessions.budget_ledger import SharedBudgets
 from banksman.sessions.budgets import HostBudgets
 from banksman.sessions.cluster_hooks import ClusterHooks
 from banksman.sessions.diagnostics import CountTotals
-from banksman.sessions.ownership import ClaimGate, OwnedSession, OwnershipGuard, Startup
+from banksman.sessions.held_session import Adopted
+from banksman.sessions.ownership import (
+    HAS_KEEPERS,
+    ClaimGate,
+    OwnedSession,
+    OwnershipGuard,
+    Startup,
+)
 from banksman.sessions.pool import Pool
 from banksman.sessions.questions import OnQuestion
 from banksman.sessions.recovery import DeadHostCleanup, has_waiting_asks
 from banksman.sessions.session import Session
+from banksman.sessions.session_hooks import SessionHooks
 from banksman.sessions.session_spec import Permit, SessionSpec
 from banksman.sessions.session_table import SessionTable
-from banksman.store.log import KnownSession, Log, MultiSessionPage
+from banksman.store.log import Log
+from banksman.store.log_values import KnownSession, MultiSessionPage
+from banksman.tasks import for_each
 
 log = logging.getLogger("banksman")
 
 
 class SessionRegistry:
-    """Opens and claims the sessions of one host.
+    """Creates and claims the sessions of one host.
 
-    Belongs to one event loop. The registry closes only its readers. The host closes the sessions
-    and the log.
+    Belongs to one event loop. It closes only its readers. The host closes sessions and log.
     """
 
     def __init__(
@@ -56,12 +70,19 @@ class SessionRegistry:
         redactor: Redactor | None = None,
         permit: Permit | None = None,
         budgets: SharedBudgets | None = None,
+        *,
+        user_helper: Sequence[str] = (),
+        survive: str | None = None,
+        hold_seconds: float = 0.0,
     ) -> None:
         """Create a registry for a log.
 
         `permit`: raises if a session may not be opened again with the spec that its log records. It
         is also called before each start of a process. `budgets`: budgets that all sessions share.
+        `user_helper`: see `process/attributes.py`. `survive`: of sessions that do not say it: see
+        `Host.open`. `hold_seconds`: how long a process that survives this host waits for the next.
         """
+        self._user_helper = user_helper
         self.store = store
         self.permit = permit
         self.redactor = redactor
@@ -70,6 +91,8 @@ class SessionRegistry:
         self.cluster_hooks: ClusterHooks | None = None
         # The budgets that all sessions of the host share; None: there are none.
         self.budgets = None if budgets is None else HostBudgets(store, budgets)
+        self._survive = survive
+        self._hold_seconds = hold_seconds
         self._guard = OwnershipGuard()
         store.guard(self._guard)
         self._pool = pool
@@ -77,15 +100,14 @@ class SessionRegistry:
         # The specs of the open sessions.
         self._startups: dict[str, Startup] = {}
         self._gate = ClaimGate()
-        # In a store that hosts share over a network, another host resumes the sessions of a dead
-        # host. A cleanup would only hold claims and delay that.
+        # In a store that many hosts share, another host resumes the sessions of a dead one.
         alone = functools.partial(self._gate.alone, "session")
-        self._cleanup = (
-            None if getattr(store, "cluster", None) is not None else DeadHostCleanup(store, alone)
-        )
-        self._table = SessionTable(store, self._guard, self._claim, redactor)
+        self._hooks = SessionHooks(self._guard, redactor, permit, user_helper)
+        cleanup = DeadHostCleanup(store, alone, self._hooks.close_recorded)
+        self._cleanup = cleanup if getattr(store, "cluster", None) is None else None
+        self._table = SessionTable(store, self._guard, self._claim, self._share, redactor)
 
-    # -- opening ----------------------------------------------------------------------------------
+    # -- the start of an owned session -----------------------------------------------------------
     @asynccontextmanager
     async def _at_work(self) -> AsyncGenerator[None]:
         """Enter a call that claims: the store is ready and the host is not closing."""
@@ -94,26 +116,6 @@ class SessionRegistry:
         await self.store.ready()
         async with self._gate.at_work():
             yield
-
-    async def open(
-        self,
-        spec: SessionSpec,
-        *,
-        name: str | None,
-        on_question: OnQuestion | None,
-        id: str | None = None,
-    ) -> Session:
-        """Open a new session, or the known session of this name.
-
-        `id`: the id of a new session. A session that is open here is returned, and the new spec
-        applies from its next turn on. Any other known session is claimed and resumes where it was.
-        """
-        checked_name(name, self.redactor)
-        async with self._at_work():
-            if self._cleanup is not None:
-                self._cleanup.begin()
-            session = await self._open(spec, name, on_question, id)
-        return await self._heard(session)
 
     async def _heard(self, session: Session) -> Session:
         """Wait until other hosts can route requests to the session.
@@ -124,53 +126,6 @@ class SessionRegistry:
         if self.cluster_hooks is not None:
             await self.cluster_hooks.wait_heard(session)
         return session
-
-    async def _open(
-        self, spec: SessionSpec, name: str | None, on_question: OnQuestion | None, id: str | None
-    ) -> Session:
-        if name is None:
-            return await self._add(spec, None, on_question, id=id)
-        session: Session | None = None
-        async with self._gate.alone("name", name):
-            while session is None:
-                known = self.store.find(name)
-                if known is not None:
-                    session = await self._open_known(known, name, spec, on_question)
-                    continue
-                # Another host created the session first. The next pass opens it.
-                with suppress(NameTaken):
-                    session = await self._add(spec, name, on_question, id=id)
-        return session
-
-    async def _open_known(
-        self, known: KnownSession, name: str, spec: SessionSpec, on_question: OnQuestion | None
-    ) -> Session | None:
-        """Open a known session; None if it was deleted or renamed meanwhile."""
-        # A concurrent ask may claim the session by its id, so the session is locked too.
-        async with self._gate.alone("session", known.id):
-            again = self.store.find(name)
-            if again is None or again.id != known.id:
-                return None
-            here = self._table.here(known.id)
-            if here is not None and here.is_open:
-                here.name = known.name
-                return await self._open_again(here, spec, on_question)
-            if here is not None and here.is_leaving and not here.is_closed:
-                raise Moving(
-                    "the session is leaving this host",
-                    hint="try again in a moment",
-                    session=known.id,
-                )
-            if here is not None and not here.is_closed:
-                # The session is closing, or its ownership was lost. Its log is opened again after
-                # the close.
-                await here.close()
-            try:
-                return await self._reopen(known, spec, on_question)
-            except UsageError:
-                if self.store.find(known.id) is None:
-                    return None  # Another host deleted the session at the same time.
-                raise
 
     async def _add(
         self,
@@ -207,23 +162,34 @@ class SessionRegistry:
         self, known: KnownSession, spec: SessionSpec, on_question: OnQuestion | None
     ) -> Session:
         if spec.profile.name != known.agent:
-            raise _of_another_agent(known.name, known.agent, known.id)
+            raise spec_record.of_another_agent(known.name, known.agent, known.id)
         session = self._table.to_open(known, spec.profile)
-        await self._take(session, spec, on_question)
+        await self._take(session, spec, on_question, is_recorded=False)
         return session
 
     async def _take(
-        self, session: Session, spec: SessionSpec, on_question: OnQuestion | None
+        self,
+        session: Session,
+        spec: SessionSpec,
+        on_question: OnQuestion | None,
+        *,
+        is_recorded: bool,
     ) -> None:
-        """Claim a session that has a past."""
+        """Claim a session that has a past. `is_recorded`: the spec is that of its log."""
         # Read before the claim, so that `check` notices a loss of ownership during the claim.
         losses = self._guard.losses
         epoch = await recovery.claim(self.store, session.id)
         try:
-            if spec.resume is not None:
+            if not is_recorded:
                 past = await recovery.load(self.store, session.id, spec.config)
+                spec_record.check_owner(spec, past.opened, session.id)
+                spec = spec_record.with_containment(spec, past.opened)
+                self.check_survival(spec, on_question)
+                if self.permit is not None and past.opened is not None:
+                    # The parts that the caller has not stated are those of the log.
+                    self.permit(spec.record())
                 first = fallback.state_of(past.session, spec.profile.name)
-                if spec.forks or first.conversation != spec.resume:
+                if spec.resume is not None and (spec.forks or first.conversation != spec.resume):
                     message = f"the session {session.name!r} has another conversation"
                     raise UsageError(message, hint="choose another name")
             await self._begin(session, epoch, spec, on_question, losses)
@@ -242,36 +208,57 @@ class SessionRegistry:
         resume: str | None = None,
         settings: tuple[tuple[str, str], ...] = (),
     ) -> None:
-
         def then(past: SessionHistory) -> Sequence[Entry]:
-            opened = entry(None, SESSION_OPENED, **spec.record(), resume=resume, fork=spec.forks)
-            # A setting that the new spec changes overrides the value that was set since the last
-            # open. Both are of the first agent, which may not be the one that serves now.
-            dropped = [(name, None) for name in spec.settings_asked_anew(past.opened)]
-            changed = [(name, value, "fork") for name, value in settings] + [
-                (*pair, "open") for pair in dropped
-            ]
-            first = spec.profile.name
-            agent = None if fallback.current(past.session) == first else first
-            told = [
-                entry(None, SESSION_SETTING, name=name, value=value, by=by, agent=agent)
-                for name, value, by in changed
-            ]
-            return (
-                [opened, *told] if self.redactor is None else self.redactor.entries([opened, *told])
-            )
+            opening = spec_record.entries(spec, past, resume=resume, settings=settings)
+            return opening if self.redactor is None else self.redactor.entries(opening)
 
         hooks = self.cluster_hooks
         self._share_budgets(spec)
-        past = await recovery.take_over(
-            self.store,
-            session.id,
-            epoch,
-            spec.config,
-            then,
-            resumes=spec.resumes if resume else None,
-            brings=None if hooks is None else functools.partial(hooks.bring, session.id, spec),
-        )
+        adopted: Adopted | None = None
+
+        async def adopts(past: SessionHistory, others: Sequence[Entry]) -> Sequence[Entry]:
+            nonlocal adopted
+            adopted = await held_session.claim(
+                self.store.identity, session.id, past, spec.config, self._guard.lease
+            )
+            if adopted is None:
+                return ()
+            if not spec_record.is_equal(spec, past.opened):
+                adopted = adopted.started_otherwise()
+            return adopted.entries(past, others)
+
+        brings = None if hooks is None else functools.partial(hooks.bring, session.id, spec)
+        try:
+            async with self._hooks.opening(spec, session.id, session.name) as prepares:
+                past = await recovery.take_over(
+                    self.store,
+                    session.id,
+                    epoch,
+                    spec.config,
+                    then,
+                    resumes=spec.resumes if resume else None,
+                    brings=brings,
+                    adopts=adopts,
+                    prepares=prepares,
+                )
+                self._begin_owned(session, epoch, spec, on_question, losses, past, adopted)
+        except BaseException:
+            if adopted is not None:
+                adopted.claimed.close()
+            raise
+        await self._table.forget_closed()
+
+    def _begin_owned(  # noqa: PLR0917
+        self,
+        session: Session,
+        epoch: int,
+        spec: SessionSpec,
+        on_question: OnQuestion | None,
+        losses: int,
+        past: SessionHistory,
+        adopted: Adopted | None,
+    ) -> None:
+        """Start the driver of a session that was taken over."""
         # Checked again after the last await. The host's close has already ended all registered
         # sessions, and this session would never be closed.
         self._gate.check_open()
@@ -279,7 +266,7 @@ class SessionRegistry:
         # before the loss and is not registered, so it must fail here.
         self._guard.check(losses)
         accounts = SessionAccounts(self._accounts, spec.accounts)
-        startup = Startup(spec, self._guard.lease, self.permit, accounts)
+        startup = Startup(spec, self._guard.lease, self.permit, accounts, session.id)
         owned = OwnedSession(
             session.id,
             past,
@@ -292,9 +279,17 @@ class SessionRegistry:
             redactor=self.redactor,
             accounts=accounts,
             budgets=self.budgets,
+            adopted=adopted,
         )
         owned.limits.on_limit = spec.on_limit
         startup.callbacks = owned.callbacks
+        process = owned.driver.process
+        process.continue_claimed = functools.partial(startup.adopt, owned.driver)
+        process.survive_seconds = functools.partial(self._survive_seconds, session, startup)
+        startup.survival = lambda: process.survival
+        owned.driver.on_closed = lambda release: self._hooks.close_soon(
+            startup.next, session.id, session.name, release
+        )
         owned.futures.on_resolved = functools.partial(self._on_turn_over, session)
         self.totals.follow(owned.futures.finished, owned.counted._replace(agent=session.agent))
         self._guard.watch(session.id, owned)
@@ -305,7 +300,6 @@ class SessionRegistry:
         session.when_closed(functools.partial(self._close_startup, session, startup))
         if self.cluster_hooks is not None:
             self.cluster_hooks.on_open(session)
-        await self._table.forget_closed()
 
     def _share_budgets(self, spec: SessionSpec) -> None:
         spec.config = replace(spec.config, shares_budget=self.budgets is not None)
@@ -320,73 +314,6 @@ class SessionRegistry:
             del self._startups[session.id]
             if self.cluster_hooks is not None:
                 self.cluster_hooks.on_closed(session)
-
-    async def _open_again(
-        self, session: Session, spec: SessionSpec, on_question: OnQuestion | None
-    ) -> Session:
-        startup = self._startups[session.id]
-        self._share_budgets(spec)
-        before = startup.next
-        if spec.profile.name != before.profile.name:
-            raise _of_another_agent(session.name, before.profile.name, session.id)
-        if spec.forks or (spec.resumes and spec.resumes != session.first_conversation):
-            message = f"the session {session.name!r} has another conversation"
-            raise UsageError(message, hint="choose another name")
-        # The spec decides the answers and the next process, here and on a host that takes over. So
-        # a changed spec is recorded in the log.
-        record = spec.record()
-        opened = None if record == startup.record else {**record, "resume": None, "fork": False}
-        if opened is not None:
-            session.check_log()
-        drops = spec.settings_unlike(before)
-        replaces = startup.replace(spec)
-        # Set before the wait. A cancelled caller only stops waiting, and the log gets the record in
-        # any case.
-        logged, startup.record = startup.record, record
-        try:
-            await session.reconfigure(
-                spec,
-                replaces=replaces,
-                drops=drops,
-                opened=opened,
-                on_question=on_question,
-                # The new configuration decides whether a limit of the account concerns the session.
-                on_applied=functools.partial(startup.accounts.renew, spec.accounts),
-            )
-        except BanksmanError:
-            startup.record = logged
-            raise
-        return session
-
-    async def fork(
-        self, session: Session, name: str | None, on_question: OnQuestion | None
-    ) -> Session:
-        """Open a new session whose conversation is a copy of this session's conversation.
-
-        If this session is itself a fork that has not started, the copy is made from its origin.
-        """
-        checked_name(name, self.redactor)
-        startup = self._startups.get(session.id)
-        if startup is None:
-            hint = "open it, or use open(resume=…)"
-            raise UsageError(f"cannot fork session {session.id}: it is not open here", hint=hint)
-        startup.next.check_fork()
-        conversation = session.origin
-        if conversation is None:
-            message = f"cannot fork session {session.id}: it has no conversation yet"
-            raise UsageError(message, hint="ask first, or open another session")
-        forked = startup.next.forked(conversation)
-        try:
-            async with self._at_work():
-                added = await self._add(
-                    forked, name, on_question or session.on_question, settings=session.settings
-                )
-        except NameTaken as exc:
-            forked.close()
-            raise UsageError(
-                f"session {name!r} already exists", hint="choose another name"
-            ) from exc
-        return await self._heard(added)
 
     # -- finding and reading ----------------------------------------------------------------------
     def find(self, id_or_name: str) -> Session:
@@ -422,23 +349,32 @@ class SessionRegistry:
                 return
             here = self._table.here(session.id)
             if here is not None and self._guard.is_ending(session.id):
-                # The remaining parts of the lost session must end first. Otherwise two processes
-                # would drive one conversation.
+                # Its remaining parts end first, or two processes would drive one conversation.
                 await here.wait_closed()
             if here is not None and not here.is_closed:
                 message = f"session {session.id} is already open on this host by another handle"
-                hint = f"use host.session({session.id!r})"
-                raise NotOwner(message, hint=hint, session=session.id)
+                raise NotOwner(
+                    message, hint=f"use host.session({session.id!r})", session=session.id
+                )
             profile = known_agents.load(session.agent)
             past = await recovery.load(self.store, session.id, Config(dialect=profile.dialect))
             if self.permit is not None and past.opened is not None:
                 self.permit(past.opened)
-            spec = SessionSpec.from_record(session.agent, past.opened)
+            spec = spec_record.rebuild(session.agent, past.opened, user_helper=self._user_helper)
             try:
-                await self._take(session, spec, None)
+                await self._take(session, spec, None, is_recorded=True)
             except BaseException:
                 spec.close()
                 raise
+
+    async def _share(self, session: Session, shared: Entry) -> bool:
+        """Append `session.shared` to a session that is not open here. False: open it for that."""
+        async with self._at_work(), self._gate.alone("session", session.id):
+            known = self.store.find(session.id)
+            if known is None or self._has(session.id):
+                return False
+            told = [shared] if self.redactor is None else [*self.redactor.entries([shared])]
+            return await session_access.share(self.store, known, told, self._hooks.close_recorded)
 
     async def take_over(self, id: str) -> Session:
         """Claim a session of the store with its recorded spec.
@@ -448,53 +384,111 @@ class SessionRegistry:
         await self.store.ready()
         session = self.find(id)
         if not session.is_ours:
-            await self._claim(session)
+            await self._claim_for_asks(session)
         return await self._heard(session)
+
+    async def _claim_for_asks(self, session: Session) -> None:
+        """Claim a session for the asks of another host, and measure how long that takes."""
+        began = time.monotonic()
+        await self._claim(session)
+        self.totals.takeovers.add(time.monotonic() - began)
 
     async def take_up(self) -> None:
         """Resume every session without an owner in which an ask is queued.
 
-        See `has_waiting_asks` in recovery.py.
+        Those whose process waits for this host come first: see `has_waiting_asks` in recovery.py.
         """
+        await self.take_up_held()
         await self.settle()
-        for known in self.store.sessions():
+        await self._take_up(self.store.sessions(), has_waiting_asks)
+
+    async def take_up_held(self) -> None:
+        """Resume the sessions whose process waits for a host. Waits for no other session."""
+        await self.store.ready()
+        found = (self.store.find(id) for id in held_session.waiting(self.store.identity))
+        await self._take_up([known for known in found if known], recovery.has_held_process)
+
+    async def _take_up(
+        self,
+        sessions: Iterable[KnownSession],
+        is_due: Callable[[Log, KnownSession], Awaitable[bool]],
+    ) -> None:
+        async def take_up(known: KnownSession) -> None:
+            if not self._has(known.id) and known.owner is not None and known.owner.is_here:
+                # This host has settled it just now, and the release is not committed yet.
+                known = known._replace(owner=None)
             try:
-                waits = await has_waiting_asks(self.store, known)
-                here = self._table.here(known.id)
+                waits = await is_due(self.store, known)
                 # A session that was opened meanwhile already serves its queue.
-                if waits and (here is None or here.is_closed):
-                    await self._claim(self._table.handle(known))
+                if waits and not self._has(known.id):
+                    await self._claim_for_asks(self._table.handle(known))
             except BanksmanError as exc:
-                # A caller that opens the session gets the same error. The queued asks stay in the
-                # log.
-                log.warning("cannot resume session %s, its asks stay queued: %s", known.id, exc)
+                # A caller that opens the session gets the same error. Its asks stay in the log.
+                if not self._has(known.id):  # Otherwise a caller has just opened it.
+                    log.warning("cannot resume session %s, its asks stay queued: %s", known.id, exc)
+            except Exception as exc:
+                # A bug ends no claim of another session, because that may lose its process.
+                log.exception("cannot resume session %s, its asks stay queued: %s", known.id, exc)
 
-    # -- forgetting -------------------------------------------------------------------------------
-    async def delete(self, session: Session) -> None:
-        """Delete a session with all of its history."""
-        async with self._at_work(), self._gate.alone("session", session.id):
-            here = self._table.here(session.id)
-            if here is not None:
-                await here.close()
-            await self.store.delete(session.id)
-            self._table.forget(session.id)
+        await for_each(sessions, take_up, at_once=recovery.SETTLING_MAX)
 
-    async def delete_remains(self, id: str) -> None:
-        """Delete the remains of a session without a record.
+    def _has(self, id: str) -> bool:
+        here = self._table.here(id)
+        return here is not None and not here.is_closed
 
-        Its host died, or lost the store, during the deletion.
+    # -- moving -----------------------------------------------------------------------------------
+    def hand_over(self, session: Session, seconds: float, hold_seconds: float) -> None:
+        """Hand a session over to the next host of this machine, or let it leave by then.
+
+        A session leaves if another host cannot open it from the log alone.
         """
-        checked_id(id)
-        async with self._at_work(), self._gate.alone("session", id):
-            await self.store.delete(id)
+        startup = self._startups.get(session.id)
+        if startup is not None and self._can_move(startup.next, session.on_question):
+            session.hand_over_nowait(seconds, hold_seconds)
+        else:
+            session.leave_nowait(seconds)
+
+    def _can_move(self, spec: SessionSpec, on_question: OnQuestion | None) -> bool:
+        """Whether another host of this machine can open a session from the log alone."""
+        return (
+            HAS_KEEPERS
+            and self.store.is_durable
+            and getattr(self.store, "cluster", None) is None
+            and on_question is None
+            and spec_record.is_whole(spec, self.redactor)
+        )
+
+    def check_survival(self, spec: SessionSpec, on_question: OnQuestion | None) -> None:
+        """Raise `UsageError` if a session shall survive this host and no other could open it."""
+        if spec.survive is not None and not self._can_move(spec, on_question):
+            hint = (
+                "leave survive, env, mcp_servers, hooks, tools and functions out, "
+                "and use a store in a file"
+            )
+            message = "cannot survive a crash of the host: no other host could open the session"
+            raise UsageError(message, hint=hint)
+
+    def _survive_seconds(self, session: Session, startup: Startup) -> float | None:
+        """Return how long the next process of a session survives this host; None: it does not."""
+        is_wanted = (startup.next.survive or self._survive) is not None
+        can_move = is_wanted and self._can_move(startup.next, session.on_question)
+        return self._hold_seconds if can_move else None
 
     def open_no_more(self) -> None:
         """Reject new opens and claims, because the host has begun to close."""
         self._gate.is_closing = True
+        self._hooks.stop_opening()
+
+    def abandon(self) -> None:
+        """Give up the hooks and the log, because the event loop is closed."""
+        self._hooks.abandon()
+        self.store.abandon()
 
     async def settle(self) -> None:
         """Settle the sessions of dead hosts. See recovery.py."""
         await self.store.ready()
+        if self.budgets is not None:
+            self.budgets.read_soon()
         if self._cleanup is not None:
             await self._cleanup.wait()
 
@@ -510,16 +504,6 @@ class SessionRegistry:
         if self.budgets is not None:
             await self.budgets.close()
         await self._gate.wait_idle()
+        await self._hooks.wait_closed()
         await self._table.keep_rest()
         self._guard.close()
-
-
-def _of_another_agent(name: str | None, agent: str, session: str) -> UsageError:
-    """Build the error for an open of a session with another agent than its own."""
-    hint = (
-        f"use another name, or run `banksman close {shlex.quote(name or session)} --forget`, "
-        "which deletes its log"
-    )
-    return UsageError(
-        f"the session {name!r} belongs to the agent {agent}", hint=hint, session=session
-    )

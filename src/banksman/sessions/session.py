@@ -1,82 +1,68 @@
-"""`Session`, the handle for asyncio callers: ask, interrupt, hold, answer, settings, status.
+"""`Session`, the handle for asyncio callers: ask, interrupt, answer, settings, status.
 
 Base classes have the rest: `readable_session.py` reads and follows, `session_lifecycle.py` closes,
-drains and leaves. The handle holds no state that decides anything. Each call becomes a fact for the
-driver, and the driver sets the future that the caller waits on. A cancelled caller stops waiting.
-An ask that was not accepted yet is withdrawn when its last caller is cancelled.
+drains and leaves, `queue_calls.py` edits and holds. The handle holds no state that decides
+anything. Each call becomes a fact for the driver, and the driver sets the future that the caller
+waits on. See `ask` for cancelled callers.
 
-The session is in the store, whichever host owns it. Reading needs only the store. A call that
-changes something needs ownership. The first of these calls claims the session, or is refused
-because a live host owns it.
+The session is in the store. To read needs only the store. A call that changes something needs
+ownership: the first one claims the session, or is refused because a live host owns it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import os
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Collection,
-    Mapping,
-    MutableSet,
-    Sequence,
-)
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
 
-from banksman.core.dialects.dialect import Dialect
+from banksman.core.redaction.redactor import Redactor
 from banksman.core.session.ask_queue import BACKGROUND, NORMAL
+from banksman.core.session.event import SESSION_SHARED, Entry, entry
 from banksman.core.session.facts import (
     Asked,
-    AskMoved,
     AskWithdrawn,
     InterruptAsked,
     SettingAsked,
+    ShareAsked,
 )
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import By, Receipt
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Store
 from banksman.core.session.turn import TurnPhase
-from banksman.core.wire.redaction import Redactor
-from banksman.errors import Moved, NotFound, Refused
+from banksman.errors import Moved, NotFound, NotOwner, Refused
 from banksman.sessions import status
-from banksman.sessions.arguments import (
-    AskChecks,
-    check_no_secret,
-    checked_name,
-    find_move,
-    priority_of,
-)
-from banksman.sessions.caller_futures import current_hold, held, ignore
-from banksman.sessions.log_reader import LogReaders
+from banksman.sessions.arguments import check_caller, check_no_secret, checked_name
+from banksman.sessions.ask_arguments import AskChecks, find_move
+from banksman.sessions.caller_futures import current_hold, ignore
 from banksman.sessions.ownership import OwnedSession
 from banksman.sessions.questions import (
     Answer,
     Answered,
     Question,
+    as_logged,
     asked_before,
     checked,
     find_answer,
 )
+from banksman.sessions.queue_calls import QueueCalls, id_of
+from banksman.sessions.readable_session import SessionParts
 from banksman.sessions.recovery import load
-from banksman.sessions.session_lifecycle import SessionLifecycle
+from banksman.sessions.session_lifecycle import Claim
 from banksman.sessions.status import Status
-from banksman.sessions.turn import LoggedTurn, Turn
-from banksman.store.log import Log
+from banksman.sessions.turn import LoggedTurn, Prompt, Turn
+from banksman.sessions.turn_status import holder, preview
 
-Prompt = str | Sequence[Mapping[str, Any]]
-Claim = Callable[["Session"], Awaitable[None]]
+Share = Callable[["Session", Entry], Awaitable[bool]]
 
 
-class Session(SessionLifecycle):
+class Session(QueueCalls):
     """One conversation with one agent.
 
     Created by `Host.open`. All methods must be called in the event loop that created the session.
@@ -84,30 +70,22 @@ class Session(SessionLifecycle):
 
     def __init__(
         self,
-        id: str,
+        parts: SessionParts,
         *,
-        name: str | None,
-        agent: str,
-        dialect: Dialect,
-        store: Log,
-        ends: asyncio.Future[None],
-        readers: MutableSet[LogReaders] | None = None,
         capabilities: Collection[str] | None = None,
         claim: Claim | None = None,
+        share: Share | None = None,
         redactor: Redactor | None = None,
     ) -> None:
         """Create a handle without ownership of the session.
 
-        `ends`: done when the host closes. `readers`: the log readers that the host then waits for.
-        `capabilities`: the agent's capabilities; None means all. `claim`: claims the session for
-        this host. `redactor`: removes secrets from everything that is written to the store.
+        `capabilities`: the agent's capabilities; None means all. `claim`, `share`: see the table.
+        `redactor`: removes secrets from everything that is written to the store.
         """
-        super().__init__(
-            id, name=name, agent=agent, dialect=dialect, store=store, ends=ends, readers=readers
-        )
-        self._claim = claim
+        super().__init__(parts)
+        self._claim, self._share = claim, share
         self._redactor = redactor
-        self._checks = AskChecks(agent, dialect, capabilities)
+        self._checks = AskChecks(self.agent, self.dialect, capabilities)
 
     def attach(self, owned: OwnedSession) -> None:
         """Take ownership: this host has claimed the session."""
@@ -122,13 +100,6 @@ class Session(SessionLifecycle):
             f"<Session {self.name or self.id} "
             f"{'not here' if self._owned is None else self.status().phase}>"
         )
-
-    async def _own(self) -> OwnedSession:
-        """Claim the session if this host does not own it yet."""
-        if self._owned is None:
-            assert self._claim is not None
-            await self._claim(self)
-        return self._here
 
     async def _past(self) -> SessionHistory:
         """Load the state from the log, without a claim and without a change."""
@@ -147,6 +118,7 @@ class Session(SessionLifecycle):
         rules: Mapping[str, str] | None = None,
         deadline: float | None = None,
         caller: str | None = None,
+        trace: str | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
 
@@ -163,6 +135,8 @@ class Session(SessionLifecycle):
         share ends only when all of them are past their deadlines or withdrawn. With a used `key`,
         the deadline of the first ask counts.
         `caller`: the person or program that wants the turn; its usage is counted under this name.
+        `trace`: the W3C `traceparent` of the trace that the turn belongs to. The log keeps it. If a
+        process is started for this turn, it has the turn's own one in the variable `TRACEPARENT`.
         """
         if isinstance(key, str):
             # The log stores the redacted key, and a redacted key would not match the next ask.
@@ -183,6 +157,7 @@ class Session(SessionLifecycle):
             deadline=deadline,
             wall=time.time(),
             caller=caller,
+            trace=trace,
         )
         known = owned.keys.get(key)
         if known is not None and known[0].was_never_sent:
@@ -236,8 +211,7 @@ class Session(SessionLifecycle):
             owned = self._owned
             if owned is not None and (known := owned.futures.turn(id)) is not None:
                 return known
-            # The order matters: when the log says that the turn is over, the later search also
-            # finds its end.
+            # In this order: if the log says that the turn is over, the search then finds its end.
             watch = await self._watched(id)
             place = await self.find_turn(id)
             if place is None:
@@ -247,8 +221,7 @@ class Session(SessionLifecycle):
                 found = Turn(self, id, place.first - 1)
                 found.watch(watch)
                 return found
-            # The ownership changed while the log was read, so the result may be stale. The loop
-            # looks again.
+            # The ownership changed meanwhile, so the result may be stale. The loop looks again.
 
     def _save(self, prompt: str) -> None:
         """Ask the process to save its knowledge before it is replaced because of its age.
@@ -278,34 +251,36 @@ class Session(SessionLifecycle):
             phase=TurnPhase.QUEUED if found.phase is TurnPhase.QUEUED else TurnPhase.RUNNING,
         )
 
-    async def interrupt(self, turn: Turn | str | None = None) -> Receipt:
+    async def interrupt(
+        self, turn: Turn | str | None = None, *, caller: str | None = None
+    ) -> Receipt:
         """Stop a turn, by default the running turn. An idle session returns a receipt that says so.
 
+        `caller`: the person or program that stops it, for the log.
         Cancelling the call only stops the wait; the turn is stopped in any case. `Moved`: the
         session has left, and the ask waits in its log. Only the next owner of the session can stop
         it.
         """
+        self._check_caller(caller)
         await self._own()
         if turn is None:
-            turn = status.holder(self._driver.state)
+            turn = holder(self._driver.state)
         if turn is None:
             return Receipt(stopped=False, by=By.ALREADY_OVER)
-        self._futures.raise_if_passed_on(_id(turn))
+        self._futures.raise_if_passed_on(id_of(turn))
         interrupt = f"i-{os.urandom(8).hex()}"
         receipt = self._futures.expect_receipt(interrupt, turn)
-        self._tell(InterruptAsked(self._now(), _id(turn), interrupt))
+        self._tell(InterruptAsked(self._now(), id_of(turn), interrupt, caller))
         self._raise_if_failed(receipt)
         return await asyncio.shield(receipt)
 
-    def move(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
-        """Put a queued ask before another ask of its class, or to the head of its class.
-
-        In all other cases nothing happens. Raises `Moved` like `interrupt`.
-        """
-        self._futures.raise_if_passed_on(_id(turn))
-        self._tell(AskMoved(self._now(), _id(turn), None if before is None else _id(before)))
-
-    async def reorder(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
+    async def reorder(
+        self,
+        turn: Turn | str,
+        *,
+        before: Turn | str | None = None,
+        caller: str | None = None,
+    ) -> None:
         """Move a queued ask like `move`, and raise if that is not possible.
 
         `Refused`: one of the two asks is not queued. `UsageError`: the two asks are of different
@@ -314,21 +289,21 @@ class Session(SessionLifecycle):
         owned = await self._own()
         try:
             first, other = find_move(
-                owned.driver.state, _id(turn), None if before is None else _id(before)
+                owned.driver.state, id_of(turn), None if before is None else id_of(before)
             )
         except Refused as exc:
             await self.turn(str(exc.ids["turn"]))  # Raises `NotFound` if the turn never existed.
             raise
         if first != other:
-            self.move(first, before=other)
+            self.move(first, before=other, caller=caller)
 
     def withdraw(self, turn: Turn | str) -> None:
         """Withdraw a queued ask, or interrupt a running turn.
 
         Raises `Moved` like `interrupt`.
         """
-        self._futures.raise_if_passed_on(_id(turn))
-        self._tell(AskWithdrawn(self._now(), _id(turn)))
+        self._futures.raise_if_passed_on(id_of(turn))
+        self._tell(AskWithdrawn(self._now(), id_of(turn)))
 
     def let_go(self, turn: Turn) -> None:
         """Drop a caller's interest in a turn that `ask` returned.
@@ -343,20 +318,6 @@ class Session(SessionLifecycle):
         """Withdraw a turn that has no caller left, and ignore `Moved`."""
         with suppress(Moved):
             self.withdraw(turn)
-
-    @asynccontextmanager
-    async def hold(self, priority: int | str = NORMAL) -> AsyncGenerator[None]:
-        """Reserve the session for several asks in a row. Other asks of this class or below wait.
-
-        The hold may be re-entered. Entering waits for the grant. Cancelling the wait gives the hold
-        up. `Refused` is raised if the session closes first. A hold ends after `hold_idle_seconds`
-        without an ask, and with the session. Asks after that are plain asks.
-        """
-        owned = await self._own()
-        async with held(
-            self.id, owned.futures, priority_of(priority), self._tell, self._raise_if_failed
-        ):
-            yield
 
     # -- questions --------------------------------------------------------------------------------
     def questions(self) -> list[Question]:
@@ -380,6 +341,7 @@ class Session(SessionLifecycle):
         content: Mapping[str, Any] | None = None,
         remember: bool | str = False,
         interrupt: bool = False,
+        caller: str | None = None,
     ) -> Answered:
         """Answer a question of the agent with "allow" or "deny".
 
@@ -391,8 +353,10 @@ class Session(SessionLifecycle):
         `message`: the reason of a denial, for the agent. `updated_input`: replaces the input of the
         tool. `content`: the entered values, for an elicitation. `remember`: the agent must not ask
         again. True or "session" holds for the life of its process. "local", "project" or "user"
-        holds in the agent's settings. `interrupt`: a denial that ends the turn.
+        holds in the agent's settings. `interrupt`: a denial that ends the turn. `caller`: the
+        person or program that answers, for the log.
         """
+        self._check_caller(caller)
         answer = checked(Answer(decision, message, updated_input, content, remember, interrupt))
         if self._owned is None:
             past = await self._past()
@@ -401,53 +365,62 @@ class Session(SessionLifecycle):
                 return told or Answered(question, "withdrawn", "store", None, is_first=False)
         owned = await self._own()
         told = await owned.questions.answer(
-            question, answer, self._tell
+            question, answer, self._tell, caller
         ) or await self._find_answer(question)
-        return self._as_logged(told or owned.questions.without_answer(question))
+        return as_logged(told or owned.questions.without_answer(question), self._redactor)
 
     async def _find_answer(self, question: str) -> Answered | None:
         return await find_answer(
             lambda after: self._readers.events(after, waits=False), question, self.committed
         )
 
-    def _as_logged(self, told: Answered) -> Answered:
-        """Redact the answer's message.
-
-        The message to the agent may hold a secret. Later callers get the redacted text of the log,
-        so the first caller gets the same text.
-        """
-        if self._redactor is None or told.message is None:
-            return told
-        return dataclasses.replace(told, message=self._redactor.redact_text(told.message))
-
     # -- settings ---------------------------------------------------------------------------------
-    async def set_model(self, model: str) -> None:
+    async def set_model(self, model: str, *, caller: str | None = None) -> None:
         """Set the model from the next turn on. Returns when the agent has confirmed it.
+
+        `caller`: the person or program that sets it, for the log.
 
         An agent that does not answer is replaced by a process that starts with the model.
         Cancelling the call only stops the wait.
         """
-        await self._set("model", model)
+        await self._set("model", model, caller)
 
-    async def set_permission_mode(self, mode: str) -> None:
+    async def set_permission_mode(self, mode: str, *, caller: str | None = None) -> None:
         """Set the permission mode, in the agent's terms.
 
         Works like `set_model`, and also during a running turn.
         """
-        await self._set("permission_mode", mode)
+        await self._set("permission_mode", mode, caller)
 
-    async def _set(self, name: str, value: Any) -> None:
+    async def share(self, callers: Sequence[str], *, caller: str | None = None) -> None:
+        """Share the session with exactly these callers of `banksman serve`. The log keeps it.
+
+        `caller`: the caller that shares it. Returns when it is durable. Opens no session.
+        """
+        for name in (caller, *callers):
+            check_caller(name)
+        shared = tuple(sorted(set(callers)))
+        told = entry(None, SESSION_SHARED, shared=shared, caller=caller)
+        if self._owned is None and self._share and await self._share(self, told):
+            return
+        await self._own()
+        change = f"c-{os.urandom(8).hex()}"
+        taken = self._futures.expect_change(change)
+        self._tell(ShareAsked(self._now(), change, shared, caller))
+        await self._wait_change(taken)
+
+    async def _set(self, name: str, value: Any, caller: str | None) -> None:
+        self._check_caller(caller)
         self._checks.check_setting(name, value)
         owned = await self._own()
         serving = owned.driver.state.config
         if serving.agent != self.agent:
             # Settings are those of the agent that serves the session now.
-            AskChecks(serving.agent, serving.dialect, serving.capabilities).check_setting(
-                name, value
-            )
+            checks = AskChecks(serving.agent, serving.dialect, serving.capabilities)
+            checks.check_setting(name, value)
         change = f"c-{os.urandom(8).hex()}"
         taken = self._futures.expect_change(change)
-        self._tell(SettingAsked(self._now(), change, name, value))
+        self._tell(SettingAsked(self._now(), change, name, value, caller))
         await self._wait_change(taken)
 
     # -- looking ----------------------------------------------------------------------------------
@@ -467,8 +440,25 @@ class Session(SessionLifecycle):
             name=self.name,
             agent=self.agent,
             stop_seconds_max=self._stop_seconds_max,
-            preview=functools.partial(status.preview, redact=redact),
+            preview=functools.partial(preview, redact=redact),
+            limits=self.containment.get("limits"),
         )
+
+    def stderr(self) -> str:
+        """Return what the agent's process has written to stderr: at most 64 KiB, both ends of it.
+
+        Also an unfinished line, such as a prompt. Without the secrets of the host, and an end that
+        may be the beginning of one. Empty without a process. `NotOwner`: the process belongs to
+        another host.
+        """
+        if self._owned is not None:
+            return self._driver.process.stderr().text
+        owner = self.status().owner
+        if owner is not None:
+            message = f"cannot read the stderr of session {self.id}: a live host owns it"
+            where = {"pid": owner.pid, "address": owner.address}
+            raise NotOwner(message, hint="read it there", session=self.id, **where)
+        return ""
 
     async def look(self) -> Status:
         """Return the current state, from the log if this host does not own the session.
@@ -480,6 +470,7 @@ class Session(SessionLifecycle):
         past = await self._past()
         if past.opened is not None and isinstance(cwd := past.opened.get("cwd"), str):
             self.cwd = cwd
+            self.containment = past.opened.get("containment") or {}
         return status.from_log(past, self.status())
 
     def state_of(self, turn: str) -> str:
@@ -495,7 +486,3 @@ class Session(SessionLifecycle):
         """
         await self._store.rename(self.id, checked_name(name, self._redactor), expected=self.name)
         self.name = name
-
-
-def _id(turn: Turn | str) -> str:
-    return turn.id if isinstance(turn, Turn) else turn

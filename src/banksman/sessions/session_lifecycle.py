@@ -11,26 +11,34 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Mapping, MutableSet, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from banksman.commands.options import check_seconds, clamp_timeout
-from banksman.core.dialects.dialect import Dialect
 from banksman.core.session import fallback
-from banksman.core.session.facts import CallerFact, CloseAsked, DrainAsked, LeaveAsked, Reconfigured
+from banksman.core.session.facts import (
+    CallerFact,
+    CloseAsked,
+    DrainAsked,
+    HandOverAsked,
+    LeaveAsked,
+    Reconfigured,
+)
 from banksman.core.session.state import KEEPING, AgentState, Mode, Store
 from banksman.core.session.state import Session as SessionState
 from banksman.core.stop_ladder import Timings
 from banksman.errors import UsageError
+from banksman.sessions.arguments import check_caller
 from banksman.sessions.caller_futures import CallerFutures, ignore
 from banksman.sessions.driver import Driver
-from banksman.sessions.log_reader import LogReaders
 from banksman.sessions.ownership import OwnedSession
 from banksman.sessions.questions import OnQuestion
-from banksman.sessions.readable_session import ReadableSession
+from banksman.sessions.readable_session import ReadableSession, SessionParts
 from banksman.sessions.session_spec import SessionSpec
-from banksman.store.log import Log
+
+# Claims a session (a `Session`): see the table.
+Claim = Callable[[Any], Awaitable[None]]
 
 # Process-wide counter for `SessionLifecycle.incarnation`.
 _incarnations = itertools.count()
@@ -39,20 +47,8 @@ _incarnations = itertools.count()
 class SessionLifecycle(ReadableSession):
     """Calls by which the host manages a session and callers close it."""
 
-    def __init__(
-        self,
-        id: str,
-        *,
-        name: str | None,
-        agent: str,
-        dialect: Dialect,
-        store: Log,
-        ends: asyncio.Future[None],
-        readers: MutableSet[LogReaders] | None = None,
-    ) -> None:
-        super().__init__(
-            id, name=name, agent=agent, dialect=dialect, store=store, ends=ends, readers=readers
-        )
+    def __init__(self, parts: SessionParts) -> None:
+        super().__init__(parts)
         self._owned: OwnedSession | None = None
         # A session that is created under the same id after a deletion gets another number.
         self.incarnation = next(_incarnations)
@@ -61,8 +57,18 @@ class SessionLifecycle(ReadableSession):
         # The agent's working folder, if it is known, and the longest time that a stop of its
         # process takes.
         self.cwd: str | None = None
+        # What the agent may use, as plain JSON: see containment.py.
+        self.containment: Mapping[str, Any] = {}
         self._stop_seconds_max = Timings().seconds_max
         self._spec: SessionSpec | None = None
+        self._claim: Claim | None = None
+
+    async def _own(self) -> OwnedSession:
+        """Claim the session if this host does not own it yet."""
+        if self._owned is None:
+            assert self._claim is not None
+            await self._claim(self)
+        return self._here
 
     @property
     def _here(self) -> OwnedSession:
@@ -103,6 +109,11 @@ class SessionLifecycle(ReadableSession):
     def is_closed(self) -> bool:
         """Whether the session was closed or released by this host."""
         return self._owned is not None and self._owned.is_over
+
+    @property
+    def opened_by(self) -> str | None:
+        """The caller that opened an owned session first."""
+        return self._here.opened_by
 
     @property
     def conversation(self) -> str | None:
@@ -148,6 +159,7 @@ class SessionLifecycle(ReadableSession):
     def opened_with(self, spec: SessionSpec) -> None:
         """Store the shown parts of the spec."""
         self.cwd = spec.cwd
+        self.containment = spec.containment.record()
         self._spec = spec
         self._stop_seconds_max = spec.stop_seconds_max
 
@@ -175,9 +187,9 @@ class SessionLifecycle(ReadableSession):
         self.opened_with(spec)
         self._here.questions.on_question = on_question
         self._here.limits.on_limit = spec.on_limit
-        self._driver.frame_bytes_max = spec.frame_bytes_max
+        self._driver.process.frame_bytes_max = spec.frame_bytes_max
         # A process that still waits for its slot is started with the new spec in any case.
-        is_due = replaces and not self._driver.waits_to_start
+        is_due = replaces and not self._driver.process.waits_to_start
         if opened is None:
             self._tell(Reconfigured(self._now(), spec.config, is_due, tuple(drops)))
             on_applied()
@@ -211,20 +223,21 @@ class SessionLifecycle(ReadableSession):
         )
 
     # -- closing ----------------------------------------------------------------------------------
-    async def close(self) -> None:
+    async def close(self, *, caller: str | None = None) -> None:
         """Stop the process by the ladder and release the session.
 
         The call may be repeated, also concurrently. Cancelling it only stops the wait. The session
         stays in the store. It resumes when it is opened by its name, or asked through
-        `Host.session`.
+        `Host.session`. `caller`: the person or program that closes it, for the log.
         """
-        self.close_nowait()
+        self.close_nowait(caller=caller)
         await self.wait_closed()
 
-    def close_nowait(self) -> None:
+    def close_nowait(self, *, caller: str | None = None) -> None:
         """Begin to close. `wait_closed` waits for the end."""
+        check_caller(caller)
         if self._owned is not None:
-            self._tell(CloseAsked(self._now()))
+            self._tell(CloseAsked(self._now(), caller))
 
     def drain_nowait(self) -> None:
         """Refuse new and queued asks, finish the running turn, then close."""
@@ -259,6 +272,17 @@ class SessionLifecycle(ReadableSession):
             now, seconds = self._now(), clamp_timeout(timeout)
             self._tell(LeaveAsked(now, None if seconds is None else now + seconds))
 
+    def hand_over_nowait(self, seconds: float, hold_seconds: float) -> None:
+        """Begin to hand the session over together with its process. `wait_closed` waits for it.
+
+        `seconds`: after this time the session leaves instead, and its running turn is stopped.
+        `hold_seconds`: how long the process waits for the next host.
+        """
+        if self._owned is not None:
+            now = self._now()
+            self._driver.hold_seconds = hold_seconds
+            self._tell(HandOverAsked(now, now + seconds))
+
     def end_nowait(self) -> None:
         """End the session because its host ends.
 
@@ -291,7 +315,7 @@ class SessionLifecycle(ReadableSession):
         """Drop the session because its event loop was closed. See `Driver.abandon`."""
         if self._owned is not None:
             self._owned.callbacks.abandon()
-            self._driver.abandon()
+            self._driver.process.abandon()
 
     # -- the driver -------------------------------------------------------------------------------
     def _now(self) -> float:

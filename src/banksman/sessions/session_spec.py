@@ -1,16 +1,8 @@
-"""Session spec: the checked arguments of an open, process starts, and needs for a host.
+"""Session spec: the checked arguments of an open, from which the agent's process is started.
 
-`SessionSpec` starts the agent's process again and again, always as the caller asked for it. The log
-keeps its `record`, and `SessionSpec.from_record` rebuilds the spec from it. The functions at the
-top compare the needs of a session with the labels and agents of a host. `arguments.py` has the
-checks of single arguments.
-
-**Needs.** A session needs a host that has its labels and its agent. Needs and offers are lists of
-the same words. A host satisfies a need if it offers every word of it.
-
-A session with a custom command needs no agent, because only the command is started. A label
-`workspace=…` describes the session and not a host: it says how to find the session's folder on
-another host.
+`SessionSpec` starts the process again and again, always as the caller asked for it. The log keeps
+its `record`, from which `spec_record.py` rebuilds the spec. `arguments.py` has the checks of single
+arguments, `containment.py` what the agent may use, and `host_needs.py` the needs for a host.
 """
 
 from __future__ import annotations
@@ -18,10 +10,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-import re
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,92 +23,34 @@ from banksman.core.dialects.dialect import Setup
 from banksman.core.session import permissions
 from banksman.core.session.effects import StartProcess
 from banksman.core.session.event import storable
-from banksman.core.wire.redaction import REDACTED
 from banksman.errors import ProgramNotFound, UsageError
 from banksman.process import launch
+from banksman.process.adoption import Claimed
 from banksman.process.launch import Launch, prepare
 from banksman.process.lease_page import LeasePage
-from banksman.sessions import known_agents, recovery
+from banksman.process.tree_hand_over import Survival
+from banksman.sessions import containment, known_agents
 from banksman.sessions.agent_process import OnReport, RealAgent
 from banksman.sessions.arguments import (
     TOOLS_SERVER,
+    check_caller,
     check_text,
     checked_agent,
     checked_command,
     checked_conversation,
     checked_fallback,
     checked_mcp_servers,
+    checked_survive,
     checked_words,
     read_options,
 )
+from banksman.sessions.containment import Containment
 from banksman.sessions.hooks import Hooks
+from banksman.sessions.host_needs import checked_labels
 from banksman.sessions.limit_callback import OnLimit
 from banksman.sessions.profile import transcript_path
 from banksman.sessions.tools import Tool, ToolServer
 from banksman.sessions.workspace import Workspace, start_command
-from banksman.store.log import KnownSession, Log
-
-LABELS_MAX = 32
-_LABEL = re.compile(r"[\w.+@:/=-]{1,100}")
-_POLICY = "workspace="
-
-# Arguments that the log must not keep: possible secrets, and objects of this process only.
-UNKEPT = {"env": "variables", "mcp_servers": "MCP servers", "hooks": "hooks", "tools": "tools"}
-
-
-def checked(labels: Sequence[Any]) -> list[str]:
-    """Return the labels sorted and without duplicates, so that equal needs are equal lists."""
-    hint = "use a word such as gpu or repo=x: at most 100 letters, digits and . _ + @ : / = -"
-    if isinstance(labels, str | bytes):
-        raise UsageError(f"labels cannot be {labels!r:.60}", hint="use a list of words")
-    for label in labels:
-        if (
-            not isinstance(label, str)
-            or _LABEL.fullmatch(label) is None
-            or label.startswith("agent=")
-        ):
-            raise UsageError(f"a label cannot be {label!r:.60}", hint=hint)
-    found = sorted(set(labels))
-    if len(found) > LABELS_MAX:
-        raise UsageError(f"too many labels: {len(found)}", hint=f"use at most {LABELS_MAX}")
-    return found
-
-
-def need(labels: Iterable[str], agent: str | None) -> list[str]:
-    """Return the words that a session needs.
-
-    `agent`: None for a session with a custom command.
-    """
-    words = {label for label in labels if not label.startswith(_POLICY)}
-    return sorted(words if agent is None else {*words, agent_word(agent)})
-
-
-def need_of(agent: str, record: Mapping[str, Any] | None) -> list[str]:
-    """Return the words that a session needs, from the spec that its log records."""
-    if record is None:
-        return need((), agent)
-    is_own = list(record["command"]) != list(known_agents.load_or_plain(agent).command)
-    return need(record.get("labels") or (), None if is_own else agent)
-
-
-def offered(labels: Iterable[str], agents: Iterable[str]) -> list[str]:
-    """Return the words that a host offers."""
-    return sorted({*labels, *map(agent_word, agents)})
-
-
-def lacking(wanted: Iterable[str], labels: Iterable[str], agents: Iterable[str]) -> list[str]:
-    """Return the needed words that a host does not offer; empty if it satisfies the need."""
-    return sorted(set(wanted) - set(offered(labels, agents)))
-
-
-def agent_word(agent: str) -> str:
-    return f"agent={agent}"
-
-
-async def read(store: Log, known: KnownSession) -> list[str]:
-    """Return the words that a session of the store needs."""
-    return need_of(known.agent, (await recovery.load_known(store, known)).opened)
-
 
 # Raises if a session may not be opened as a `session.opened` event of its log records.
 Permit = Callable[[Mapping[str, Any]], None]
@@ -148,14 +81,32 @@ class SessionSpec:
         labels: Sequence[str] = (),
         on_limit: str | OnLimit | None = None,
         fallback: Sequence[str] = (),
+        survive: str | None = None,
         is_fallback: bool = False,
+        contained: Containment = containment.NOTHING,
+        user_helper: Sequence[str] = (),
+        caller: str | None = None,
+        only_own: bool = False,
     ) -> None:
         """Check the arguments of an open.
 
         `fallback`: other agents, which get the arguments that belong to the session and not to its
-        first agent. `is_fallback`: this is the spec of one of them. Its program may be missing.
+        first agent. `survive`: see `Host.open`. `is_fallback`: this is the spec of one of the other
+        agents. Its program may be missing. `contained`: the profile decides the parts that it does
+        not state. `user_helper`: of the host, see `process/attributes.py`. `caller`: the name under
+        which the session is opened; no part of the record. `only_own`: see `Host.open`.
         """
-        self.profile = known_agents.load(checked_agent(agent))
+        # The arguments, from which the same spec can be built again.
+        self.given: dict[str, Any] = {
+            name: value for name, value in locals().items() if name != "self"
+        }
+        check_caller(caller)
+        self.caller = caller
+        self.only_own = only_own
+        profile = known_agents.load(checked_agent(agent))
+        self.containment = contained.over(profile.containment)
+        self.profile = profile.without_services() if self.containment.confines else profile
+        self._user_helper = tuple(user_helper)
         # The conversation to resume or to copy.
         self.resume = checked_conversation(resume)
         self.forks = forks
@@ -174,6 +125,7 @@ class SessionSpec:
         for wish, text in (("cwd", self.cwd), *self._wishes.items()):
             if isinstance(text, str):
                 check_text(wish, text)
+        self.containment.check_folder(self.cwd)
         self._args = checked_words("args", args)
         # Copies, so that later changes by the caller do not affect the next process.
         self._env = None if env is None else dict(env)
@@ -201,12 +153,15 @@ class SessionSpec:
         found = read_options(self.profile, self._options)
         self.frame_bytes_max = found.frame_bytes_max
         self._timings = found.timings
+        self.hook_seconds = found.hook_seconds
+        env_built = self._environment()
         config = found.config(
             agent=self.profile.name,
             capabilities=frozenset(self.profile.capabilities),
             on_limit=found.on_limit if self.on_limit is None else "call",
             rules=permissions.parse(rules_wanted),
             serves_terminals="terminal" in self._serves,
+            scrubbed=launch.removed_secrets(env_built) if inherit_env else (),
             setup=Setup(
                 hooks=self.hooks.registrations(),
                 servers=(TOOLS_SERVER,) if tools else (),
@@ -216,7 +171,8 @@ class SessionSpec:
             ),
         )
         self._rules = dict(rules_wanted or {})
-        self._labels = checked(labels)
+        self._labels = checked_labels(labels)
+        self.survive = checked_survive(survive)
         self._fallback = checked_fallback(fallback, self.profile.name)
         self.fallbacks = tuple(
             SessionSpec(
@@ -238,79 +194,55 @@ class SessionSpec:
                 rules_wanted=rules_wanted,
                 on_limit=on_limit,
                 is_fallback=True,
+                contained=self.containment,
+                user_helper=user_helper,
             )
             for name in self._fallback
         )
         roster = (config, *(each.config for each in self.fallbacks))
         self.config = config if is_fallback else replace(config, roster=roster)
-        if not is_fallback:
-            self._check_programs()
-        self.fingerprint = self._fingerprint()
+        if not is_fallback and not self._makes_folder:
+            self.check_programs()
+        # The name of the agent's account. Sessions with the same name share the limits of the
+        # provider: see accounts.py.
+        self.account = self._account(env_built)
+        self.fingerprint = self._fingerprint(env_built)
 
     def of(self, agent: str | None) -> SessionSpec:
         """Return the spec of an agent of the session; None or an unknown one: of the first."""
         return next((each for each in self.fallbacks if each.profile.name == agent), self)
 
-    def _check_programs(self) -> None:
+    @property
+    def _makes_folder(self) -> bool:
+        """Whether a hook makes the folder, which does not exist now."""
+        hooks = self.containment.on_open or self.containment.on_close
+        return bool(hooks) and not os.path.isdir(self.cwd)
+
+    def check_programs(self) -> None:
         """Raise `ProgramNotFound` if no agent of the session is installed."""
         missing: list[ProgramNotFound] = []
         for spec in (self, *self.fallbacks):
             try:
-                spec._prepare(StartProcess(0, spec.resume, spec.forks))
+                start = StartProcess(0, spec.resume, spec.forks)
+                spec._prepare(start)
+                wrap = spec.containment.wrap
+                if isinstance(wrap, str) and not containment.is_far(wrap):
+                    # A sandbox has the programs of this machine.
+                    spec._prepare(start, is_wrapped=False)
             except ProgramNotFound as exc:
                 missing.append(exc)
         if len(missing) > len(self.fallbacks):
             raise missing[0]
 
-    @classmethod
-    def from_record(cls, agent: str, record: Mapping[str, Any] | None) -> SessionSpec:
-        """Rebuild the spec of the last open.
-
-        `UsageError`: the session had arguments that the log does not keep. An agent without its
-        variables, servers or tools would not do the same work.
-        """
-        if record is None:
-            message = "cannot open the session: its log does not record how it was opened"
-            raise UsageError(message, hint="open it by its name")
-        missing = [
-            f"{what} ({', '.join(record[name])})" for name, what in UNKEPT.items() if record[name]
-        ]
-        missing += [
-            f"{name} (which contained a secret)"
-            for name, value in record.items()
-            if REDACTED in repr(value)
-        ]
-        if missing:
-            hint = (
-                f"open it by its name and pass its {' and '.join(missing)}: "
-                "the log does not keep them"
-            )
-            raise UsageError("cannot open the session from its log alone", hint=hint)
-        return cls(
-            agent,
-            cwd=record["cwd"],
-            command=record["command"],
-            args=record["args"],
-            env=None,
-            inherit_env=record["inherit_env"],
-            model=record["model"],
-            permission_mode=record["permission_mode"],
-            system_prompt=record["system_prompt"],
-            mcp_servers=(),
-            options=record["options"],
-            resume=None,
-            forks=False,
-            hooks=None,
-            tools=(),
-            rules_wanted=record["rules"],
-            labels=record.get("labels") or (),
-            fallback=record.get("fallback") or (),
-        )
-
     @property
     def stop_seconds_max(self) -> float:
         """Seconds until a process that was asked to stop is gone or stuck."""
         return max(each._timings.seconds_max for each in (self, *self.fallbacks))
+
+    @property
+    def grace(self) -> float:
+        """Seconds between TERM and KILL."""
+        return self._timings.grace
 
     @property
     def resumes(self) -> str | None:
@@ -338,6 +270,9 @@ class SessionSpec:
             "tools": [tool.name for tool in self._tools],
             **({"labels": self._labels} if self._labels else {}),
             **({"fallback": self._fallback} if self._fallback else {}),
+            **({"containment": told} if (told := self.containment.record()) else {}),
+            **({"functions": names} if (names := self.containment.functions) else {}),
+            **({"survive": self.survive} if self.survive else {}),
         }
 
     def settings_unlike(self, other: SessionSpec) -> list[str]:
@@ -375,9 +310,22 @@ class SessionSpec:
                 spec._mcp_config.close()
 
     def spawn(
-        self, effect: StartProcess, on_report: OnReport, lease: LeasePage | None = None
+        self,
+        effect: StartProcess,
+        on_report: OnReport,
+        lease: LeasePage | None = None,
+        session: str = "",
+        survival: Survival | None = None,
     ) -> RealAgent:
-        return RealAgent(self._prepare(effect), self._timings, on_report, lease)
+        """Start a process. `session`: the id of the session."""
+        launch = self._prepare(effect, session)
+        return RealAgent(launch, self._timings, on_report, lease, survival)
+
+    def adopt(
+        self, claimed: Claimed, on_report: OnReport, survival: Survival | None = None
+    ) -> RealAgent:
+        """Continue a process that another host has started with this spec."""
+        return RealAgent(claimed, self._timings, on_report, survival=survival)
 
     def transcript(self, conversation: str) -> Path | None:
         """Return the file in which the agent keeps this conversation, if its profile defines one.
@@ -399,6 +347,8 @@ class SessionSpec:
             env=self._all_env,
             inherit_env=self._inherit_env,
             scrub=self._scrub,
+            keep=self.profile.keep,
+            limits=self.containment.limits,
             serves=self._serves,
         )
 
@@ -410,53 +360,86 @@ class SessionSpec:
     def _scrub(self) -> tuple[str, ...]:
         # Always, whatever the profile says. Banksman's variables may hold a token, and with it an
         # agent could answer its own questions.
-        return (*self.profile.scrub, "banksman")
+        scrub = self.containment.scrub
+        return (*(self.profile.scrub if scrub is None else scrub), "banksman")
 
-    def _prepare(self, effect: StartProcess) -> Launch:
+    def _prepare(
+        self, effect: StartProcess, session: str = "", *, is_wrapped: bool = True
+    ) -> Launch:
         argv = self._argv(
             resume=effect.conversation,
             forks=effect.forks,
             mcp_config=None if self._mcp_config is None else self._mcp_config.path,
             **{**self._wishes, **dict(effect.settings)},
         )
+        if is_wrapped:
+            argv = self.containment.words(argv, cwd=self.cwd, session=session)
+        # Not in the fingerprint: another trace needs no new process.
+        traced = {} if effect.traceparent is None else {"TRACEPARENT": effect.traceparent}
         try:
             return prepare(
                 argv,
                 cwd=self.cwd,
-                env=self._all_env,
+                env={**traced, **self._all_env},
                 inherit_env=self._inherit_env,
                 scrub=self._scrub,
+                keep=self.profile.keep,
+                limits_wanted=self.containment.limits,
+                user=self.containment.user,
+                helper=self._user_helper,
                 is_agents=True,
                 pass_fds=() if self._mcp_config is None else (self._mcp_config.fd,),
             )
         except ProgramNotFound as exc:
             # For the agent's program, the profile knows how to install it.
-            if not self.profile.install or self._command != list(self.profile.command):
+            is_profiles = self._command == list(self.profile.command)
+            is_prefix = is_wrapped and bool(self.containment.wrap)
+            if not self.profile.install or not is_profiles or is_prefix:
                 raise
             hint = f"{self.profile.install}; run `banksman agents` to list the installed agents"
             raise ProgramNotFound(
                 str(exc.args[0]), hint=hint, agent=self.profile.name, **exc.ids
             ) from exc
 
+    def hook_launch(self, name: str, session: str) -> Launch:
+        """Return the order for a hook. It works in the session's folder, or the nearest above."""
+        folder = self.cwd
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        return prepare(
+            self.containment.hook_words(name, cwd=self.cwd, session=session),
+            cwd=folder,
+            env={**self._all_env, "BANKSMAN_CWD": self.cwd, "BANKSMAN_SESSION": session},
+            inherit_env=self._inherit_env,
+            scrub=self._scrub,
+            keep=self.profile.keep,
+        )
+
     def _mcp_file(self) -> _Private | None:
         text = self.profile.dialect.mcp_file(self._servers) if self._servers else None
-        return None if text is None else _Private(text)
+        is_others = self.containment.user is not None
+        return None if text is None else _Private(text, is_others=is_others)
 
     def _argv(self, **wishes: Any) -> list[str]:
         return self.profile.dialect.argv(self._command, args=self._args, **wishes)
 
     def _environment(self) -> dict[bytes, bytes]:
-        return launch.build(self._all_env, inherit=self._inherit_env, scrub=self._scrub)
+        return launch.build(
+            self._all_env,
+            inherit=self._inherit_env,
+            scrub=self._scrub,
+            keep=self.profile.keep,
+            ours=self.containment.variables(),
+        )
 
-    def _fingerprint(self) -> str:
+    def _fingerprint(self, env: Mapping[bytes, bytes]) -> str:
         """Return a hash of everything that a process is started with or receives at its start.
 
         A different hash requires a new process. The hash excludes the conversation, which changes
         while the session runs, and the number of the file descriptor, which is arbitrary.
         """
-        env = self._environment()
         tools = [(tool.name, tool.description, tool.schema) for tool in self._tools]
-        told = (self.config.setup, tools)
+        told = (self.config.setup, tools, self.containment.of_process)
         seen = (self._argv(**self._wishes), self.cwd, sorted(env.items()), told)
         return hashlib.sha256(repr(seen).encode(errors="surrogateescape")).hexdigest()[:16]
 
@@ -465,13 +448,9 @@ class SessionSpec:
         """The names of the accounts of the session's agents, by agent."""
         return {each.profile.name: each.account for each in (self, *self.fallbacks)}
 
-    @property
-    def account(self) -> str:
-        """The name of the agent's account: a hash, because variables may hold keys.
-
-        Sessions with the same name share the limits of the provider: see accounts.py.
-        """
-        env, names = self._environment(), self.profile.account
+    def _account(self, env: Mapping[bytes, bytes]) -> str:
+        """Return the name of the account: a hash, because variables may hold keys."""
+        names = self.profile.account
         told = [env.get(os.fsencode(name)) for name in names] or sorted(self._all_env.items())
         seen = repr((self.profile.name, told)).encode(errors="surrogateescape")
         return hashlib.sha256(seen).hexdigest()
@@ -493,8 +472,12 @@ class _Private:
     The text may hold keys, and command lines are visible to every user of the machine.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, is_others: bool) -> None:
+        """Write the text. `is_others`: the child runs as another user."""
         with tempfile.TemporaryFile() as file:
+            if is_others:
+                # The file has no name, so only a process that was given the fd can open it.
+                os.fchmod(file.fileno(), 0o444)
             file.write(text.encode())
             file.flush()
             self.fd = os.dup(file.fileno())

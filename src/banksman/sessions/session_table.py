@@ -11,17 +11,19 @@ import functools
 import weakref
 from collections.abc import Collection
 
-from banksman.core.dialects.mixed import reader_of
+from banksman.core.dialects.log_dialect import reader_of
+from banksman.core.redaction.redactor import Redactor
 from banksman.core.session.event import Project
-from banksman.core.wire.redaction import Redactor
 from banksman.errors import NotFound
 from banksman.sessions import known_agents
 from banksman.sessions.arguments import checked_id
 from banksman.sessions.log_reader import REST_BYTES_MAX, LogReaders
 from banksman.sessions.ownership import OwnershipGuard
 from banksman.sessions.profile import Profile
-from banksman.sessions.session import Claim, Session
-from banksman.store.log import KnownSession, Log, MultiSessionPage
+from banksman.sessions.readable_session import SessionParts
+from banksman.sessions.session import Claim, Session, Share
+from banksman.store.log import Log
+from banksman.store.log_values import KnownSession, MultiSessionPage
 
 # Number of closed sessions that stay available. Each may hold its whole history in memory.
 SESSIONS_KEPT_MAX = 32
@@ -31,15 +33,21 @@ class SessionTable:
     """Session objects by id.
 
     Belongs to one event loop. `claim`: called by a session that needs ownership and does not have
-    it.
+    it. `share`: appends `session.shared` to a session that is not open here.
     """
 
     def __init__(
-        self, store: Log, guard: OwnershipGuard, claim: Claim, redactor: Redactor | None = None
+        self,
+        store: Log,
+        guard: OwnershipGuard,
+        claim: Claim,
+        share: Share,
+        redactor: Redactor | None = None,
     ) -> None:
         self._store = store
         self._guard = guard
         self._claim = claim
+        self._share = share
         self._redactor = redactor
         # Sessions that this host owns, or owned until they were closed, oldest first.
         self._ours: dict[str, Session] = {}
@@ -111,16 +119,20 @@ class SessionTable:
 
     # -- changing ---------------------------------------------------------------------------------
     def new(self, id: str, name: str | None, profile: Profile) -> Session:
-        return Session(
-            id,
+        parts = SessionParts(
+            id=id,
             name=name,
             agent=profile.name,
             dialect=profile.dialect,
             store=self._store,
             ends=self._ends,
             readers=self._readers,
+        )
+        return Session(
+            parts,
             capabilities=profile.capabilities,
             claim=self._claim,
+            share=self._share,
             redactor=self._redactor,
         )
 

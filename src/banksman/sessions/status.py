@@ -7,51 +7,30 @@ clocks and the open requests. `state_of` sums the phase up, and shows a session 
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from banksman.core.dialects.dialect import Prompt
 from banksman.core.dialects.meaning import LimitWindow
 from banksman.core.session import budget_gate, fallback, limit_wait
 from banksman.core.session.agent_output import HANDSHAKE
-from banksman.core.session.ask_queue import Hold
 from banksman.core.session.budget import CapUse
 from banksman.core.session.facts import Timer
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.state import Mode, ProcessPhase, Session, Store
 from banksman.core.session.turn import Turn, TurnPhase
+from banksman.sessions.containment import ContainmentStatus, containment_of
 from banksman.sessions.driver import Driver
-from banksman.store.log import KnownSession, Owner
+from banksman.sessions.turn_status import WaitingAsk, holding, preview, waiting_asks
+from banksman.store.log_values import KnownSession, Owner
 
-# Length of the shown beginning of a prompt.
-PREVIEW_CHARACTERS_MAX = 200
-# Number of characters that are searched for secrets before the text is cut, and number of blocks of
-# a prompt.
-SECRET_CHARACTERS_MAX = 4096
-BLOCKS_MAX = 8
 # An agent that is silent for this long, without a known reason to wait, is shown as stuck.
 QUIET_SECONDS_MAX = 60.0
 # Phases of a session in the store that has no live owner.
 UNOWNED_PHASES = ("asleep", "lost")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """Ask in the queue.
-
-    `prompt`: its beginning. `at`: the wall clock time since which it is queued here; None if
-    unknown.
-    """
-
-    turn: str
-    priority: int
-    seconds: float
-    attempt: int
-    prompt: str = ""
-    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +44,7 @@ class ClockStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class UnansweredRequest:
     """Request to the agent outside of turns that the agent has not answered.
 
     `seconds`: the time since the request; None if unknown.
@@ -118,9 +97,10 @@ class Status:
     `state`: a summary of the phase for lists of many sessions. See `state_of`.
 
     `holder`: the granted turn, or the turn that the agent started without an ask. `holder_prompt`:
-    the beginning of its prompt. `hold`: the granted hold. `waits_for_place`: a process is due, and
-    other sessions occupy all slots for processes or for starts. `requests`: requests that the agent
-    has not answered.
+    the beginning of its prompt. `holder_caller`: the person or program that asked for it.
+    `holder_since`: the wall clock time of the grant; None if unknown. `hold`: the granted hold.
+    `waits_for_place`: a process is due, and other sessions occupy all slots for processes or for
+    starts. `requests`: requests that the agent has not answered.
 
     `limits`: usage windows of the agent's account, as the agent last reported them.
     `limited_until`: when its limit ends, in wall clock seconds; None if it is not limited now.
@@ -129,6 +109,8 @@ class Status:
 
     `budget`: the caps of the session and what is used of them, and the shared caps that hold it
     back. A cap with `is_reached` is over.
+
+    `containment`: the control group of the agent. None if this host does not own the session.
 
     `agent`: the agent that serves the session now. `fallback`: its agents in order of preference,
     the first one included; empty if it has only one, or if this host does not own it.
@@ -141,7 +123,7 @@ class Status:
     state: str
     holder: str | None
     hold: str | None
-    queue: tuple[Waiting, ...]
+    queue: tuple[WaitingAsk, ...]
     clocks: tuple[ClockStatus, ...]
     timers: Mapping[str, float]
     questions: tuple[str, ...]
@@ -156,13 +138,16 @@ class Status:
     cost: float | None
     owner: Owner | None = None
     holder_prompt: str | None = None
-    requests: tuple[Request, ...] = ()
+    holder_caller: str | None = None
+    holder_since: float | None = None
+    requests: tuple[UnansweredRequest, ...] = ()
     limits: tuple[LimitWindow, ...] = ()
     limited_until: float | None = None
     retry: RetryStatus | None = None
     waits_for_limit: bool = False
     budget: tuple[CapUse, ...] = ()
     fallback: tuple[AgentStatus, ...] = ()
+    containment: ContainmentStatus | None = None
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
@@ -178,17 +163,13 @@ def find_turn(state: Session, id: str) -> Turn | None:
     return None
 
 
-def holder(state: Session) -> str | None:
-    """Return the granted turn, or the turn that the agent started without an ask."""
-    turn = state.own or state.turn
-    return None if turn is None else turn.id
-
-
 def phase(driver: Driver) -> str:
     """Return the phase of an owned session."""
     state = driver.state
     if driver.error is not None:
         return "failed"
+    if state.mode is Mode.HANDING:
+        return "leaving"
     if state.mode is not Mode.OPEN:
         return state.mode.name.lower()
     if state.store is Store.LOST:
@@ -201,22 +182,6 @@ def phase(driver: Driver) -> str:
     return {"NONE": "idle", "READY": "idle"}.get(
         state.process.phase.name, state.process.phase.name.lower()
     )
-
-
-def preview(prompt: Prompt, *, redact: Callable[[str], str] | None = None) -> str:
-    """Return the beginning of a prompt, without secrets.
-
-    A prompt in memory has not been redacted by the log.
-    """
-    if not isinstance(prompt, str):
-        texts = (block["text"] for block in prompt if isinstance(block.get("text"), str))
-        prompt = "\n\n".join(
-            text[:SECRET_CHARACTERS_MAX] for text in itertools.islice(texts, BLOCKS_MAX)
-        )
-    if redact is not None:
-        # Redact before the cut, because a truncated secret is not recognised.
-        prompt = redact(prompt[:SECRET_CHARACTERS_MAX])
-    return prompt[:PREVIEW_CHARACTERS_MAX]
 
 
 def state_of(driver: Driver, phase: str, *, has_question: bool, stop_seconds_max: float) -> str:
@@ -235,7 +200,7 @@ def state_of(driver: Driver, phase: str, *, has_question: bool, stop_seconds_max
         return "asks"
     if phase in ("failed", "fenced", "backing_off") or _is_stuck(driver, stop_seconds_max):
         return "wedged"
-    if phase == "idle" or (phase == "starting" and driver.waits_for_place):
+    if phase == "idle" or (phase == "starting" and driver.process.waits_for_place):
         return "queued" if driver.state.queue else "idle"
     return "running"
 
@@ -247,8 +212,8 @@ def _is_stuck(driver: Driver, stop_seconds_max: float) -> bool:
     reason to wait. The result is only displayed: the watchdogs act independently of it.
     """
     now = driver.now()
-    if driver.stopping_since is not None:
-        return now - driver.stopping_since > stop_seconds_max
+    if driver.process.stopping_since is not None:
+        return now - driver.process.stopping_since > stop_seconds_max
     turn = driver.state.own or driver.state.turn
     if turn is None or turn.phase is not TurnPhase.RUNNING or turn.tools:
         return False
@@ -256,7 +221,7 @@ def _is_stuck(driver: Driver, stop_seconds_max: float) -> bool:
     return now - max(driver.last_in or 0.0, turn.began_at, due) > QUIET_SECONDS_MAX
 
 
-def _requests(driver: Driver, now: float) -> tuple[Request, ...]:
+def _requests(driver: Driver, now: float) -> tuple[UnansweredRequest, ...]:
     """Return the requests that the agent has not answered.
 
     The running timers give the time since each request.
@@ -264,25 +229,29 @@ def _requests(driver: Driver, now: float) -> tuple[Request, ...]:
     process, config = driver.state.process, driver.state.config
 
     def since(timer: Timer, subject: str, seconds: float) -> float | None:
-        handle = driver.timers.get((timer, subject))
-        return None if handle is None else max(0.0, seconds - (handle.when() - now))
+        due = driver.timers.get((timer, subject))
+        return None if due is None else max(0.0, seconds - (due - now))
 
     is_starting = process.phase is ProcessPhase.STARTING and process.is_there
     begun = max(0.0, now - (process.start_due - config.start_seconds))
     return (
         *(
-            (Request(id=f"{HANDSHAKE}-{process.number}", kind="handshake", seconds=begun),)
+            (
+                UnansweredRequest(
+                    id=f"{HANDSHAKE}-{process.number}", kind="handshake", seconds=begun
+                ),
+            )
             if is_starting
             else ()
         ),
         *(
-            Request(
+            UnansweredRequest(
                 id=request, kind="interrupt", seconds=since(Timer.DRAIN, key, config.drain_seconds)
             )
             for request, key in process.unacknowledged
         ),
         *(
-            Request(
+            UnansweredRequest(
                 id=change.request,
                 kind=f"set {change.name}",
                 seconds=since(Timer.SETTING, change.request, config.setting_seconds),
@@ -299,8 +268,9 @@ def from_driver(
     agent: str,
     stop_seconds_max: float = math.inf,
     preview: Callable[[Prompt], str] = preview,
+    limits: Mapping[str, Any] | None = None,
 ) -> Status:
-    """Return the status of an owned session.
+    """Return the status of an owned session. `limits`: of its processes.
 
     `stop_seconds_max`: the longest time that a stop of its process takes.
     """
@@ -321,20 +291,9 @@ def from_driver(
         state=state_of(
             driver, current, has_question=bool(questions), stop_seconds_max=stop_seconds_max
         ),
-        holder=holder(state),
+        **holding(state, wall, now, preview),
         hold=None if state.hold is None else state.hold.id,
-        queue=tuple(
-            Waiting(
-                turn=turn.id,
-                priority=turn.priority,
-                seconds=now - turn.ask.at,
-                attempt=turn.attempt,
-                prompt=preview(turn.ask.prompt),
-                at=wall - (now - turn.ask.at),
-            )
-            for turn in state.queue
-            if not isinstance(turn, Hold) and turn.ask is not None
-        ),
+        queue=waiting_asks(state, wall, now, preview),
         clocks=tuple(
             ClockStatus(
                 name=c.name,
@@ -344,13 +303,10 @@ def from_driver(
             )
             for c in state.clocks
         ),
-        timers={
-            f"{t.value} {subject}": timer.when() - now
-            for (t, subject), timer in driver.timers.items()
-        },
+        timers={f"{t.value} {subject}": due - now for (t, subject), due in driver.timers.items()},
         questions=questions,
-        pids=() if driver.pid is None else (driver.pid,),
-        waits_for_place=driver.waits_for_place,
+        pids=() if driver.process.pid is None else (driver.process.pid,),
+        waits_for_place=driver.process.waits_for_place,
         conversation=state.conversation,
         epoch=driver.epoch,
         seq=state.head,
@@ -358,9 +314,6 @@ def from_driver(
         seconds_since_in=None if driver.last_in is None else now - driver.last_in,
         seconds_since_out=None if driver.last_out is None else now - driver.last_out,
         cost=state.cost,
-        holder_prompt=None
-        if granted is None or granted.ask is None
-        else preview(granted.ask.prompt),
         requests=_requests(driver, now),
         limits=state.limits,
         limited_until=_in_future(state.limited_until, wall),
@@ -368,6 +321,7 @@ def from_driver(
         waits_for_limit=_waits_for_limit(state),
         budget=(*budget_gate.own_uses(state, now), *budget_gate.shared_holding(state)),
         fallback=_fallback(state, wall),
+        containment=containment_of(limits, driver.process.pid),
     )
 
 
@@ -451,28 +405,15 @@ def from_listing(known: KnownSession | None, id: str, *, name: str | None, agent
 def from_log(past: SessionHistory, seen: Status) -> Status:
     """Extend a status from a listing by the state in the log."""
     state = past.session
-    waiting = [turn for turn in state.queue if isinstance(turn, Turn)]
-    granted = state.own or state.turn
+    has_asks = any(isinstance(each, Turn) for each in state.queue)
     is_closed = seen.phase == "asleep" and state.mode is Mode.CLOSED
     return replace(
         seen,
         phase="closed" if is_closed else seen.phase,
         # An accepted ask waits for the next owner, so the session is not gone.
-        state="queued" if waiting and seen.phase in UNOWNED_PHASES else seen.state,
-        holder=holder(state),
-        holder_prompt=None
-        if granted is None or granted.ask is None
-        else preview(granted.ask.prompt),
-        queue=tuple(
-            Waiting(
-                turn=turn.id,
-                priority=turn.priority,
-                seconds=0.0,
-                attempt=turn.attempt,
-                prompt="" if turn.ask is None else preview(turn.ask.prompt),
-            )
-            for turn in waiting
-        ),
+        state="queued" if has_asks and seen.phase in UNOWNED_PHASES else seen.state,
+        **holding(state, None, 0.0, preview),
+        queue=waiting_asks(state, None, 0.0, preview),
         questions=tuple(question.id for question in past.questions),
         pids=() if past.process is None or seen.phase != "elsewhere" else (past.process.pid,),
         conversation=state.conversation,

@@ -395,6 +395,12 @@ class Callbacks:
         # The agent waits for an answer even where MCP defines none.
         return {"jsonrpc": "2.0", "id": 0, "result": {}} if response is None else response
 
+    @property
+    def obstacle(self) -> str:
+        """Why another host cannot continue the calls of the agent; empty if it can."""
+        has_terminals = self.workspace is not None and self.workspace.has_terminals
+        return "the agent uses terminals of this host" if has_terminals else ""
+
     def close(self, request: str) -> None:
         self._tasks.cancel(request)
 

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from banksman.core.dialects.mixed import MixedReader
+from banksman.core.dialects.log_dialect import MixedReader
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Event
 from banksman.core.session.idempotency import UNUSED, IdempotencyKey
 from banksman.core.session.outcome import Kind, Outcome, Receipt, outcome_of
 from banksman.core.session.turn import TurnPhase
 from banksman.errors import Moved, StoreError, UsageError
-from banksman.store.log import TurnPlace
+from banksman.store.log_values import TurnPlace
 
 log = logging.getLogger("banksman")
 
+Prompt = str | Sequence[Mapping[str, Any]]
+
 # What `Turn.outcome` does about background tasks that outlive the turn.
 BACKGROUND = ("report", "wait")
+# After one of these events, a turn may have ended without its end in the log: retention removed it.
+_AFTER_LOST_ENDS = (kinds.STREAM_GAP, kinds.SESSION_CLOSED)
 
 
 class TurnSession(Protocol):
@@ -42,6 +46,14 @@ class TurnSession(Protocol):
     ) -> AsyncGenerator[Event]: ...
     async def find_turn(self, id: str) -> TurnPlace | None: ...
     async def interrupt(self, turn: Turn | str | None = None) -> Receipt: ...
+    async def edit(
+        self,
+        turn: str,
+        *,
+        prompt: Prompt | None = None,
+        priority: int | str | None = None,
+        caller: str | None = None,
+    ) -> None: ...
 
 
 class LoggedTurn(NamedTuple):
@@ -76,6 +88,11 @@ class Turn:
         # Set for a turn that this host did not accept. `outcome` then searches the log for the end
         # of the turn.
         self._watch: LoggedTurn | None = None
+
+    @property
+    def after(self) -> int:
+        """The seq before all events of the turn."""
+        return self._after
 
     def __repr__(self) -> str:
         return f"<Turn {self.id} {self.state}>"
@@ -127,10 +144,11 @@ class Turn:
         a turn of its own.
 
         `Moved`: the turn has not ended and will not end on this host. Its session left this host
-        (`Session.leave`) while the ask was queued. The ask is kept in the log, and the next owner
-        of the session serves it. The time of that is unknown, so this call neither invents an
-        outcome nor waits. The caller must not ask again. `await host.session(id).turn(turn)`
-        returns a turn whose `outcome()` waits for the log. `follow` reports the outcome too.
+        (`Session.leave`), or this host closes and another one has the session. The ask is kept in
+        the log, and the next owner of the session serves it. The time of that is unknown, so this
+        call neither invents an outcome nor waits. The caller must not ask again.
+        `await host.session(id).turn(turn)` returns a turn whose `outcome()` waits for the log.
+        `follow` reports the outcome too.
         """
         if background not in BACKGROUND:
             hint = f"use one of: {', '.join(BACKGROUND)}"
@@ -170,6 +188,7 @@ class Turn:
 
     async def _find_outcome(self, watch: LoggedTurn) -> None:
         outcome: Outcome | None = None
+        may_be_removed = watch.is_over
         place = await self.session.find_turn(self.id)
         # Events after `seen` may still be written. The index has covered all events up to `seen`.
         after = self._after if place is None else (place.ended or place.seen + 1) - 1
@@ -179,11 +198,17 @@ class Turn:
                     if event.turn == self.id and event.kind == kinds.TURN_ENDED:
                         outcome = outcome_of(event.body)
                         break
+                    may_be_removed |= event.kind in _AFTER_LOST_ENDS
+        if outcome is None and not may_be_removed:
+            # This host closes before the turn has ended. Another owner of the session will write
+            # the outcome, so this host must not make one up.
+            if not self._outcome.done():
+                self.pass_on()
+            return
         if outcome is None:
             hint = "retention removed it, or its host is gone"
             error = StoreError(f"the outcome of turn {self.id} is not in the log", hint=hint)
-            # The turn was not over when its log was read, so the next owner may still record an
-            # outcome. In that case this outcome is not durable.
+            # The turn was not over when its log was read, so this outcome is not durable.
             outcome = Outcome(kind=watch.kind or Kind.UNKNOWN, error=error, durable=watch.is_over)
         elif outcome.text is None and outcome.kind not in (Kind.WITHDRAWN, Kind.REFUSED):
             outcome = replace(outcome, text=await self.kept())
@@ -196,6 +221,22 @@ class Turn:
         Cancelling the call only stops the wait.
         """
         return await self.session.interrupt(self)
+
+    async def edit(
+        self,
+        *,
+        prompt: Prompt | None = None,
+        priority: int | str | None = None,
+        caller: str | None = None,
+    ) -> None:
+        """Change the prompt or the class of this ask while it waits for its first grant.
+
+        Returns when the log has the change. None: as before. In another class, the ask is the last
+        one. An ask of a hold, or one that shares its turn with other asks, keeps its class.
+        `caller`: the caller that edits the ask. `Refused`: the ask is not queued any more, or must
+        keep its class. Raises `Moved` like `outcome`. Cancelling the call only stops the wait.
+        """
+        await self.session.edit(self.id, prompt=prompt, priority=priority, caller=caller)
 
     async def said(self) -> str | None:
         """Return the agent's text in this turn until now."""

@@ -19,7 +19,7 @@ other free text. Times count from the first event.
 
 **Removed** from every string of every frame:
 
-- the configured secrets (core/wire/redaction.py),
+- the configured secrets (core/redaction/redactor.py),
 - strings that look like a key, a token, or a password in a URL,
 - e-mail addresses,
 - the user's home folder, and the user's name in paths.
@@ -48,10 +48,12 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any, cast
 
+from banksman.core.redaction.redactor import Redactor, in_strings
 from banksman.core.session.event import UPDATE, Event
-from banksman.core.wire.redaction import REDACTED, Redactor, in_strings
+from banksman.core.wire.elided_text import REDACTED
 from banksman.store.export_file import frame_of, line_of
-from banksman.store.log import KnownSession, Log
+from banksman.store.log import Log
+from banksman.store.log_values import KnownSession
 from banksman.store.private_file import write_new
 from banksman.store.transfer import events_of, found
 

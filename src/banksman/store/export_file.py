@@ -39,7 +39,7 @@ from banksman.core.session import history as pasts
 from banksman.core.session.event import FRAMES, Entry, Event, entry
 from banksman.core.session.session_config import Config
 from banksman.errors import StoreError, StoreTooNew, UsageError
-from banksman.store.log import NUMBER_MAX, Snapshot
+from banksman.store.log_values import NUMBER_MAX, Snapshot
 
 VERSION = 1
 # A frame has at most 32 MiB, and as text at most twice that: beyond it base64 is shorter. A prompt

@@ -1,8 +1,8 @@
 """Protocol that every log engine implements: claims, appends, reads, waits and deletion.
 
 The engines are `memory.py`, `sqlite/` and `cluster/log/`. Apart from the code that opens or
-inspects a store, the package knows an engine only through this protocol. This module also has the
-values that the methods take and return.
+inspects a store, the package knows an engine only through this protocol. `log_values.py` has the
+values that its methods take and return.
 
 **Store and ownership.** A store holds sessions, and a session holds its events in order. A `Log` is
 one host's handle on a store. Several hosts may have a handle on the same store.
@@ -50,141 +50,26 @@ from __future__ import annotations
 import datetime
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 from banksman.core.session.event import Entry, Event, Project
-from banksman.core.session.usage import Usage
-from banksman.errors import NotOwner, StoreError
-
-# Upper bound of a page, whatever limit the caller passes. It keeps a reader from holding a whole
-# history in memory.
-READ_EVENTS_MAX = 1000
-# Highest seq and highest epoch of a restored session. Every JSON reader can represent this number.
-# It also leaves headroom in the 64 bits of an engine: the session counts up from its last seq, and
-# after a deletion new sessions begin past the deleted epoch.
-NUMBER_MAX = 1 << 53
-
-
-Done = Callable[[StoreError | NotOwner | None], None]
-# Returns the projection that shows a session's frames to readers: one dialect per session.
-ProjectOf = Callable[[str], Project | None]
-UsageBy = Literal["day", "session", "agent", "caller"]
-
-
-class Head(NamedTuple):
-    """Epoch, last committed seq and first retained seq of a session."""
-
-    epoch: int
-    seq: int
-    first: int
-
-
-class Owner(NamedTuple):
-    """The host that owns a session: its process `pid` and its `address`.
-
-    `is_here`: the owner is the host of this handle. `is_alive`: to the knowledge of this handle.
-    """
-
-    pid: int
-    address: str
-    is_here: bool
-    is_alive: bool
-
-
-class KnownSession(NamedTuple):
-    """A session as a listing shows it.
-
-    `changed`: the time of its last event, or of its creation.
-    """
-
-    id: str
-    name: str | None
-    agent: str
-    epoch: int
-    seq: int
-    first: int
-    owner: Owner | None
-    created: float
-    changed: float
-
-
-class Snapshot(NamedTuple):
-    """The fold of a session's events up to `seq`, in an encoding that only the core reads."""
-
-    seq: int
-    data: bytes
-
-    def is_beside(self, first: int, last: int) -> bool:
-        """Whether the snapshot and the events from `first` to `last` leave no gap."""
-        return first - 1 <= self.seq <= last
-
-
-class Chunk(NamedTuple):
-    """Events of one append, with the seq of the first one and the fields that they share."""
-
-    first: int
-    epoch: int
-    at: float
-    entries: Sequence[Entry]
-
-    @property
-    def last(self) -> int:
-        """The seq of the chunk's last event."""
-        return self.first + len(self.entries) - 1
-
-
-class Page(NamedTuple):
-    """The events after a seq.
-
-    `gap`: first and last seq of the range before these events that retention removed, or None.
-    """
-
-    events: Sequence[Event]
-    gap: tuple[int, int] | None
-
-
-class TurnPlace(NamedTuple):
-    """Location of a turn in its session's log.
-
-    `first`: the seq of the turn's first event. `ended`: the seq of the event that ended the turn,
-    or None while no event up to `seen` has ended it. `seen`: the seq of the last event that was
-    examined.
-    """
-
-    first: int
-    ended: int | None
-    seen: int
-
-
-class PositionedEvent(NamedTuple):
-    """An event with the position directly after it in the store's commit order."""
-
-    position: str
-    event: Event
-
-
-class MultiSessionPage(NamedTuple):
-    """Events of many sessions in commit order.
-
-    `position`: the place from which to continue. `gaps`: the sessions that lost events after the
-    requested position, to retention or to damage. Each value is the last lost seq: all events up to
-    it are gone.
-    """
-
-    events: Sequence[PositionedEvent]
-    position: str
-    gaps: Mapping[str, int]
-
-
-class UsageRow(NamedTuple):
-    """Usage of one day, session, agent or caller.
-
-    `key`: the day as `YYYY-MM-DD` in UTC, the session's id, the agent's name or the caller; None
-    for turns without a caller.
-    """
-
-    key: str | None
-    usage: Usage
+from banksman.errors import NotOwner
+from banksman.histogram import Histogram
+from banksman.store.log_values import (
+    READ_EVENTS_MAX,
+    Chunk,
+    Done,
+    Head,
+    KnownSession,
+    MultiSessionPage,
+    Owner,
+    Page,
+    ProjectOf,
+    Snapshot,
+    TurnPlace,
+    UsageBy,
+    UsageRow,
+)
 
 
 class OwnershipListener(Protocol):
@@ -241,6 +126,14 @@ class Log(Protocol):
     """
 
     is_durable: bool
+
+    @property
+    def identity(self) -> str:
+        """Tell this store from every other one on this machine, also from a copy of itself.
+
+        Processes that wait for a host wait for a host of this store.
+        """
+        ...
 
     # -- readiness and the ownership listener -----------------------------------------------------
     async def ready(self) -> None:
@@ -521,9 +414,13 @@ class Log(Protocol):
 
         - `commits`
         - `events` and `bytes` that these commits appended
-        - `commit_seconds` that these commits took
         - `failures`: commits that the store failed to write
 
         A refusal to a writer that is not the owner is not a failure.
         """
+        ...
+
+    @property
+    def commit_times(self) -> Histogram:
+        """The durations of the commits of this handle since it was opened."""
         ...

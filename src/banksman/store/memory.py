@@ -46,17 +46,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import NameTaken, NotOwner, StoreError, UsageError
-from banksman.store.log import (
+from banksman.store.log import LogPhase, LogTail, OwnershipListener
+from banksman.store.log_values import (
     READ_EVENTS_MAX,
     Chunk,
     Done,
     Head,
     KnownSession,
-    LogPhase,
-    LogTail,
     MultiSessionPage,
     Owner,
-    OwnershipListener,
     Page,
     ProjectOf,
     Snapshot,
@@ -67,7 +65,7 @@ from banksman.store.log import (
 from banksman.store.memory_commit import Completion, GroupCommit, PointWaiters
 from banksman.store.memory_session import MemorySession, place_of, placed_after, position_of
 from banksman.store.preconditions import check_after, check_seq, checked, checked_limit
-from banksman.store.usage import UsageTable, checked_query
+from banksman.store.usage_sums import UsageTable, checked_query
 
 # Limit per session. A long day of one agent fits. A thousand sessions at this limit would not fit,
 # and belong on a disk.
@@ -82,6 +80,8 @@ class MemoryLog(GroupCommit):
     """
 
     is_durable: bool = False
+    # No process outlives a store in memory, so its name need not be unique.
+    identity: str = "memory"
 
     def __init__(self, *, bytes_max: int = SESSION_BYTES_MAX) -> None:
         if bytes_max < 1:
@@ -94,8 +94,6 @@ class MemoryLog(GroupCommit):
         self._epoch_deleted_max = 0
         # Lease name to session. A session has at most one lease and also records it.
         self._leases: dict[str, MemorySession] = {}
-        # The number of the last chunk.
-        self._number = 0
         self._usage = UsageTable()
 
     def __repr__(self) -> str:
@@ -468,36 +466,6 @@ class MemoryLog(GroupCommit):
             message = f"cannot write session {session}: an earlier call was refused"
             return NotOwner(message, session=session, epoch=epoch)
         return None
-
-    def _decided(
-        self,
-        state: MemorySession | None,
-        epoch: int,
-        error: StoreError | NotOwner | None,
-        done: Done,
-    ) -> None:
-        """Queue the completion of an append or advance, and record its failure."""
-        answer = Completion(done, error, state)
-        # A call of a former owner must not fail the calls of the current one.
-        if (
-            error is not None
-            and state is not None
-            and epoch == state.epoch
-            and state.failed is None
-        ):
-            state.failed = answer
-        self._answer(answer)
-
-    def _accept(
-        self, state: MemorySession, at: float, entries: Sequence[Entry], snapshot: bytes | None
-    ) -> None:
-        if entries:
-            self._number += 1
-            state.accept(self._number, at, entries)
-            self._behind[state] = None
-        if snapshot is not None:
-            state.accept_snapshot(snapshot)
-            self._behind[state] = None
 
     def _give_back(self, state: MemorySession) -> None:
         """Give back the session's lease, if it has one."""

@@ -14,10 +14,13 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from banksman.core.session.event import Entry
 from banksman.errors import NotOwner, StoreError
-from banksman.store.log import Done
+from banksman.histogram import Histogram
+from banksman.store.log_values import COMMIT_BOUNDS, Done
 from banksman.store.memory_session import BEGINNING, MemorySession, Place
 from banksman.store.tails import Tails
 
@@ -70,7 +73,7 @@ class PointWaiters(Generic[Point]):
 
 
 class GroupCommit:
-    """Base class of the in-memory engine: uncommitted sessions, waiting tasks and completions.
+    """Base class of the in-memory engine: accepted chunks, waiting tasks and completions.
 
     `bytes_max`: the memory limit of each session.
     """
@@ -86,12 +89,44 @@ class GroupCommit:
         self._waiters: dict[str, PointWaiters[int]] = {}
         self._order_waiters: PointWaiters[Place] = PointWaiters()
         self._tails = Tails()
-        # The end of the commit order.
+        # The number of the last chunk, and the end of the commit order.
+        self._number = 0
         self._end = BEGINNING
+        self.commit_times = Histogram(COMMIT_BOUNDS)
         # See `Log.counters`. `failures` stays 0, because an accepted append cannot fail to commit.
         self._counters: dict[str, float] = dict.fromkeys(
-            ("commits", "events", "bytes", "commit_seconds", "failures"), 0.0
+            ("commits", "events", "bytes", "failures"), 0.0
         )
+
+    def _decided(
+        self,
+        state: MemorySession | None,
+        epoch: int,
+        error: StoreError | NotOwner | None,
+        done: Done,
+    ) -> None:
+        """Queue the completion of an append or advance, and record its failure."""
+        answer = Completion(done, error, state)
+        # A call of a former owner must not fail the calls of the current one.
+        if (
+            error is not None
+            and state is not None
+            and epoch == state.epoch
+            and state.failed is None
+        ):
+            state.failed = answer
+        self._answer(answer)
+
+    def _accept(
+        self, state: MemorySession, at: float, entries: Sequence[Entry], snapshot: bytes | None
+    ) -> None:
+        if entries:
+            self._number += 1
+            state.accept(self._number, at, entries)
+            self._behind[state] = None
+        if snapshot is not None:
+            state.accept_snapshot(snapshot)
+            self._behind[state] = None
 
     def _answer(self, answer: Completion) -> None:
         self._answers.append(answer)
@@ -141,4 +176,4 @@ class GroupCommit:
         self._tails.wake()
         self._order_waiters.reach(self._end)
         self._counters["commits"] += 1
-        self._counters["commit_seconds"] += time.perf_counter() - began
+        self.commit_times.add(time.perf_counter() - began)

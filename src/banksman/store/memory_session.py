@@ -28,9 +28,17 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from banksman.core.session.event import TURN_ENDED, TURN_QUEUED, TURN_STARTED, Entry, Event, Project
+from banksman.core.session.event import (
+    TURN_ENDED,
+    TURN_QUEUED,
+    TURN_STARTED,
+    Entry,
+    Event,
+    Project,
+    is_output,
+)
 from banksman.errors import UsageError
-from banksman.store.log import (
+from banksman.store.log_values import (
     Head,
     KnownSession,
     Owner,
@@ -39,8 +47,8 @@ from banksman.store.log import (
     ProjectOf,
     Snapshot,
     TurnPlace,
+    history_lost,
 )
-from banksman.store.position import history_lost
 
 # The event kinds that begin or end a turn. A turn that the agent opens unasked is never queued.
 _MARKS = frozenset((TURN_QUEUED, TURN_STARTED, TURN_ENDED))
@@ -62,11 +70,13 @@ ENTRY_BYTES = 128
 CHUNK_BYTES = 352
 
 
-def marks_of(first: int, entries: Iterable[Entry]) -> list[Mark]:
+def marks_of(first: int, entries: Sequence[Entry]) -> list[Mark]:
     """Return a mark for each entry that begins or ends a turn.
 
     `first`: the seq of the first entry.
     """
+    if is_output(entries):
+        return []
     return [
         (turn, seq, kind == TURN_ENDED)
         for seq, (turn, kind, _) in enumerate(entries, first)

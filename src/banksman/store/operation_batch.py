@@ -33,10 +33,12 @@ class OperationBatch(Generic[T]):
     """Collects operations of the event loop and passes them on together, by `put`.
 
     A commit, the wakeup of a thread and the wakeup of the loop cost the same for one operation as
-    for a hundred. So an operation that can wait is passed on in the same pass of the loop only if
+    for a hundred. So an operation that can wait is passed on in the next pass of the loop only if
     no other was in the last `seconds`. Otherwise it waits until that time has passed. An
-    operation that cannot wait is passed on immediately, and all that wait go with it, in the order
-    of the calls.
+    operation that cannot wait is passed on in the next pass of the loop, and all that wait go with
+    it, in the order of the calls.
+
+    `put` is called by the loop and never by `add`. So it may call back the callers of `add`.
     """
 
     def __init__(
@@ -53,29 +55,32 @@ class OperationBatch(Generic[T]):
         self._bytes = 0
         self._flushed_at = -seconds
         self._timer: asyncio.Handle | None = None
+        # Whether the next pass of the loop passes on what waits.
+        self._is_due = False
 
     def add(self, operation: T) -> None:
         self._operations.append(operation)
         self._bytes += operation.size
         is_full = self._bytes > BATCH_BYTES_MAX or len(self._operations) >= BATCH_OPERATIONS_MAX
-        if is_full or not operation.can_wait:
-            self.flush()
+        if self._is_due:
+            return
+        due = self._flushed_at + self._seconds
+        if is_full or not operation.can_wait or (self._timer is None and due <= self._loop.time()):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_soon(self.flush)
+            self._is_due = True
         elif self._timer is None:
-            due = self._flushed_at + self._seconds
-            # Also without a wait, the other operations of this pass of the loop come along.
-            self._timer = (
-                self._loop.call_soon(self.flush)
-                if due <= self._loop.time()
-                else self._loop.call_at(due, self.flush)
-            )
+            self._timer = self._loop.call_at(due, self.flush)
 
     def flush(self) -> None:
         """Pass on all operations that wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._is_due = False
         if self._operations:
             operations, self._operations = self._operations, []
-            self._put(operations)
             self._bytes = 0
             self._flushed_at = self._loop.time()
+            self._put(operations)

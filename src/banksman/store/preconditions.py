@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from banksman.errors import UsageError
-from banksman.store.log import NUMBER_MAX, READ_EVENTS_MAX, Chunk
+from banksman.store.log_values import NUMBER_MAX, READ_EVENTS_MAX, Chunk
 
 
 def checked_limit(limit: int) -> int:

@@ -18,18 +18,15 @@ class SessionTail:
     the log was closed; from then on `seq` does not change. `wake` was called for each change.
     """
 
-    __slots__ = ("_tails", "_wake", "is_live", "seq", "session")
+    __slots__ = ("_tails", "is_live", "seq", "session", "wake")
 
     def __init__(self, tails: Tails, session: str, seq: int, wake: Callable[[], None]) -> None:
         self._tails = tails
-        self._wake = wake
+        # Called by the engine.
+        self.wake = wake
         self.session = session
         self.seq = seq
         self.is_live = True
-
-    def wake(self) -> None:
-        """Call the reader. Called by the engine."""
-        self._wake()
 
     def close(self) -> None:
         """Stop the notifications."""

@@ -29,13 +29,14 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 
+from banksman.core.redaction.redactor import Redactor
+from banksman.core.redaction.stream_redactor import StreamedRedactor
 from banksman.core.session.event import SESSION_IMPORTED, Event, entry
-from banksman.core.wire.redaction import Redactor
-from banksman.core.wire.stream_redaction import StreamedRedactor
 from banksman.errors import StoreError, UsageError
 from banksman.store import export_file
 from banksman.store.export_file import ExportHeader, ExportLine, ExportReader, event_line, line_of
-from banksman.store.log import Chunk, KnownSession, Log
+from banksman.store.log import Log
+from banksman.store.log_values import Chunk, KnownSession
 from banksman.store.private_file import absolute, write_new
 
 # Limits of the chunks for the engine: larger than one event, smaller than a whole session.

@@ -29,6 +29,7 @@ writes nothing. `ProcessGone` follows both the exit and the end of output.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ from banksman.core.process_facts import (
     WriteFailed,
 )
 from banksman.core.session.effects import StartProcess
-from banksman.errors import AgentError, BanksmanError, CommandError
+from banksman.errors import AgentError, BanksmanError, CommandError, Refused
 from banksman.sessions.agent_process import AgentReport, OnReport
 from banksman.testing.sim_loop import SimLoop, current
 from banksman.testing.world_agent import Ack, Exit, Pause, Play, WorldAgent, answer_to
@@ -234,6 +235,21 @@ class WorldProcess:
             self._loop.call_later(self.manner.sweep_seconds, self._sweep, ends)
         else:
             self._soon("tools", lambda: self._sweep(ends))
+
+    def hand_over(self, hold_seconds: float, secret: bytes, record: bytes) -> asyncio.Future[str]:
+        raise Refused("cannot hand over a process of the world: it has no keeper")
+
+    def stderr(self) -> Stderr:
+        return Stderr(self.manner.stderr)
+
+    def settle(self, offset: int | None = None) -> None:
+        raise AssertionError("a process of the world ends with its host")
+
+    def forgo_survival(self) -> None:
+        raise AssertionError("a process of the world ends with its host")
+
+    def release(self) -> None:
+        raise AssertionError("a process of the world ends with its host")
 
     def pause(self) -> None:
         self.is_paused = True

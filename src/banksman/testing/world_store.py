@@ -13,7 +13,14 @@ from typing import Any
 
 from banksman.core.session.event import Entry, Project
 from banksman.errors import NotOwner, StoreError
-from banksman.store.log import READ_EVENTS_MAX, Done, MultiSessionPage, Page, ProjectOf, Snapshot
+from banksman.store.log_values import (
+    READ_EVENTS_MAX,
+    Done,
+    MultiSessionPage,
+    Page,
+    ProjectOf,
+    Snapshot,
+)
 from banksman.store.memory import SESSION_BYTES_MAX, MemoryLog
 from banksman.testing.sim_loop import SimLoop
 

@@ -23,6 +23,7 @@ from banksman.commands.result import Ended, Finished
 from banksman.core.session.outcome import Outcome
 from banksman.errors import Closed
 from banksman.host import Host as AsyncHost
+from banksman.runtime.base_host import HOLD_SECONDS
 from banksman.sessions.session import Session as AsyncSession
 from banksman.sessions.turn import Turn as AsyncTurn
 from banksman.threads.loop_thread import LoopThread, ThreadPhase
@@ -385,12 +386,23 @@ class BlockingHost(BlockingWrapper[AsyncHost]):
         """
         self._bridge.close()
 
-    def drain(self, *, timeout: float | None = None) -> None:
+    def drain(
+        self,
+        *,
+        timeout: float | None = None,
+        hand_over: bool = False,
+        hold_seconds: float = HOLD_SECONDS,
+    ) -> None:
         """Accept nothing new, finish running turns and commands, then close.
 
-        `timeout`: seconds after which the remaining turns and commands are stopped.
+        `timeout`: seconds after which the remaining turns and commands are stopped. `hand_over`:
+        leave the sessions with their open turns to the next host on this machine that opens the
+        same store. Their processes wait `hold_seconds` for it. See `Host.drain`.
         """
-        self._bridge.call(functools.partial(self._inner.drain, timeout=timeout), CallPolicy.FOLLOWS)
+        drain = functools.partial(
+            self._inner.drain, timeout=timeout, hand_over=hand_over, hold_seconds=hold_seconds
+        )
+        self._bridge.call(drain, CallPolicy.FOLLOWS)
         self.close()
 
     async def _take_ended(self) -> list[AsyncCommand]:

@@ -12,16 +12,18 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Unpack, overload
 
-from banksman.commands.registry import StartOptions, explicit
+from banksman.commands.options import StartOptions, explicit
 from banksman.commands.result import Finished
 from banksman.core.session.budget import Budget, OnBudget
 from banksman.host import Host as AsyncHost
 from banksman.process.launch import Argv
+from banksman.runtime.base_host import HOLD_SECONDS
 from banksman.sessions.limit_callback import OnLimit
 from banksman.sessions.questions import OnQuestion
+from banksman.sessions.session_hooks import HookFunction
 from banksman.sessions.session_spec import Permit
 from banksman.sessions.tools import Tool
-from banksman.store.log import MultiSessionPage, UsageBy, UsageRow
+from banksman.store.log_values import MultiSessionPage, UsageBy, UsageRow
 from banksman.threads.blocking import BlockingHost, close_unused, stop_untaken
 from banksman.threads.blocking_command import Command
 from banksman.threads.blocking_session import Session
@@ -49,6 +51,8 @@ class Host(BlockingHost):
         user_helper: Sequence[str] | None = None,
         budget: Budget | Mapping[str, float] | None = None,
         caller_budgets: Mapping[str, Budget | Mapping[str, float]] | None = None,
+        survive: str | None = None,
+        hold_seconds: float = HOLD_SECONDS,
     ) -> None:
         super().__init__(
             AsyncHost(
@@ -63,6 +67,8 @@ class Host(BlockingHost):
                 user_helper=user_helper,
                 budget=budget,
                 caller_budgets=caller_budgets,
+                survive=survive,
+                hold_seconds=hold_seconds,
             )
         )
 
@@ -119,6 +125,15 @@ class Host(BlockingHost):
         budget: Budget | Mapping[str, float] | None = None,
         on_budget: OnBudget | None = None,
         fallback: Sequence[str] = (),
+        user: str | int | None = None,
+        limits: Mapping[str, Any] | None = None,
+        scrub: Sequence[str] | None = None,
+        wrap: str | Sequence[str] | None = None,
+        on_open: Sequence[str] | HookFunction | None = None,
+        on_close: Sequence[str] | HookFunction | None = None,
+        survive: str | None = None,
+        caller: str | None = None,
+        only_own: bool = False,
     ) -> Session:
         """Open a session with an agent. Its process starts with the first ask.
 
@@ -163,6 +178,21 @@ class Host(BlockingHost):
         goes to the first of them that is neither, in a conversation of its own. An ask that was
         sent never goes to another agent. `command`, `args`, `model`, `permission_mode`, `resume`
         and `fork` are for `agent` alone.
+
+        `user`, `limits`: as for a command. `scrub`: which inherited variables the agent does not
+        get; None: what its profile says, usually all that may hold secrets but the keys of its
+        provider. `wrap`: a prefix of the agent's command, such as `["bwrap", …]`, with the
+        placeholders `{cwd}`, `{session}` and `{command}`, or the name of a sandbox, such as
+        "bwrap". `on_open`, `on_close`: a command that makes, or removes, what the session works in,
+        such as a worktree, with the placeholders `{cwd}` and `{session}`; or a function that gets a
+        `HookCall`. `HookFailed`: `on_open` failed, and the session was not opened. A part that
+        is None is as the session had it, else as the profile says. See docs/agents.md.
+        `survive`: "crash": the agent survives the death of this host, and the next host that opens
+        the session continues its turn. None: as the host says. `UsageError` if no other host could
+        open the session: with `env`, `mcp_servers`, `hooks`, `tools` or functions. Linux only.
+        `caller`: the name of the person or program on whose behalf the session is opened. The first
+        one is its owner for `banksman serve`: see docs/security.md. `only_own`: raise `NameTaken`,
+        and change nothing, if `name` belongs to a session that `caller` does not own.
         """
         return Session(
             self._bridge,
@@ -192,6 +222,15 @@ class Host(BlockingHost):
                     budget=budget,
                     on_budget=on_budget,
                     fallback=fallback,
+                    user=user,
+                    limits=limits,
+                    scrub=scrub,
+                    wrap=wrap,
+                    on_open=on_open,
+                    on_close=on_close,
+                    survive=survive,
+                    caller=caller,
+                    only_own=only_own,
                 ),
                 undo=close_unused,
             ),
@@ -298,6 +337,10 @@ class Host(BlockingHost):
         """
         self._bridge.call(self._inner.take_up)
 
+    def take_up_held(self) -> None:
+        """Resume the sessions whose process another host has handed over, and no others."""
+        self._bridge.call(self._inner.take_up_held)
+
     @overload
     def start(
         self, argv: Argv, *, yield_after: None = None, **how: Unpack[StartOptions]
@@ -345,7 +388,7 @@ class Host(BlockingHost):
         return [Command(self._bridge, each) for each in self._bridge.look(self._inner.commands)]
 
     def command(self, id: str) -> Command:
-        """Return a command by id. Raises `NotFound`."""
+        """Return a command by id. Raises `NotFound`, or `Moved` if another host has it now."""
         return Command(self._bridge, self._bridge.look(lambda: self._inner.command(id)))
 
     def take_ended(self) -> list[Command]:
@@ -366,6 +409,8 @@ class Host(BlockingHost):
 
         During the wait, output of background commands that is neither kept (`keep_output=False`)
         nor read by a caller is dropped.
+
+        `Closed`: the host has ended, and every end was reported.
 
         After `timeout` seconds: TimeoutError.
         """

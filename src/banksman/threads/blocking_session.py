@@ -15,11 +15,11 @@ from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.event import Event
 from banksman.core.session.outcome import Outcome, Receipt
 from banksman.sessions.questions import Answered, Question
-from banksman.sessions.session import Prompt
 from banksman.sessions.session import Session as AsyncSession
 from banksman.sessions.status import Status
+from banksman.sessions.turn import Prompt
 from banksman.sessions.turn import Turn as AsyncTurn
-from banksman.store.log import READ_EVENTS_MAX, Page
+from banksman.store.log_values import READ_EVENTS_MAX, Page
 from banksman.threads.blocking import BlockingHold, BlockingSession, BlockingWrapper, Reader, behind
 from banksman.threads.thread_call import CallPolicy
 
@@ -51,10 +51,11 @@ class Turn(BlockingWrapper[AsyncTurn]):
         a turn of its own.
 
         `Moved`: the turn has not ended and will not end on this host. Its session left this host
-        (`Session.leave`) while the ask was queued. The ask is kept in the log, and the next owner
-        of the session serves it. The time of that is unknown, so this call neither invents an
-        outcome nor waits. The caller must not ask again. `host.session(id).turn(turn)` returns a
-        turn whose `outcome()` waits for the log. `follow` reports the outcome too.
+        (`Session.leave`), or this host closes and another one has the session. The ask is kept in
+        the log, and the next owner of the session serves it. The time of that is unknown, so this
+        call neither invents an outcome nor waits. The caller must not ask again.
+        `host.session(id).turn(turn)` returns a turn whose `outcome()` waits for the log. `follow`
+        reports the outcome too.
 
         After `timeout` seconds: TimeoutError. The turn continues.
         """
@@ -76,6 +77,22 @@ class Turn(BlockingWrapper[AsyncTurn]):
         Cancelling the call only stops the wait.
         """
         return self._bridge.call(self._inner.interrupt)
+
+    def edit(
+        self,
+        *,
+        prompt: Prompt | None = None,
+        priority: int | str | None = None,
+        caller: str | None = None,
+    ) -> None:
+        """Change the prompt or the class of this ask while it waits for its first grant.
+
+        Returns when the log has the change. None: as before. In another class, the ask is the last
+        one. An ask of a hold, or one that shares its turn with other asks, keeps its class.
+        `caller`: the caller that edits the ask. `Refused`: the ask is not queued any more, or must
+        keep its class. Raises `Moved` like `outcome`. Cancelling the call only stops the wait.
+        """
+        self._bridge.call(lambda: self._inner.edit(prompt=prompt, priority=priority, caller=caller))
 
     def said(self) -> str | None:
         """Return the agent's text in this turn until now."""
@@ -114,6 +131,7 @@ class Session(BlockingSession):
         rules: Mapping[str, str] | None = None,
         deadline: float | None = None,
         caller: str | None = None,
+        trace: str | None = None,
         timeout: float | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
@@ -131,6 +149,8 @@ class Session(BlockingSession):
         share ends only when all of them are past their deadlines or withdrawn. With a used `key`,
         the deadline of the first ask counts.
         `caller`: the person or program that wants the turn; its usage is counted under this name.
+        `trace`: the W3C `traceparent` of the trace that the turn belongs to. The log keeps it. If a
+        process is started for this turn, it has the turn's own one in the variable `TRACEPARENT`.
 
         Withdraws the ask on Ctrl-C, or if it is not accepted within `timeout` seconds.
         """
@@ -147,6 +167,7 @@ class Session(BlockingSession):
                     rules=rules,
                     deadline=deadline,
                     caller=caller,
+                    trace=trace,
                 ),
                 timeout=timeout,
                 undo=self._inner.let_go,
@@ -165,6 +186,7 @@ class Session(BlockingSession):
         rules: Mapping[str, str] | None = None,
         deadline: float | None = None,
         caller: str | None = None,
+        trace: str | None = None,
         timeout: float | None = None,
     ) -> Outcome:
         """Ask for one turn, and wait for its outcome. The parameters are those of `ask`.
@@ -184,36 +206,59 @@ class Session(BlockingSession):
                     rules=rules,
                     deadline=deadline,
                     caller=caller,
+                    trace=trace,
                 )
             ),
             timeout=timeout,
         )
 
-    def interrupt(self, turn: Turn | str | None = None) -> Receipt:
+    def interrupt(self, turn: Turn | str | None = None, *, caller: str | None = None) -> Receipt:
         """Stop a turn, by default the running turn. An idle session returns a receipt that says so.
 
+        `caller`: the person or program that stops it, for the log.
         Cancelling the call only stops the wait; the turn is stopped in any case. `Moved`: the
         session has left, and the ask waits in its log. Only the next owner of the session can stop
         it.
         """
-        return self._bridge.call(lambda: self._inner.interrupt(behind(turn)))
+        return self._bridge.call(lambda: self._inner.interrupt(behind(turn), caller=caller))
 
-    def move(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
+    def move(
+        self, turn: Turn | str, *, before: Turn | str | None = None, caller: str | None = None
+    ) -> None:
         """Put a queued ask before another ask of its class, or to the head of its class.
 
-        In all other cases nothing happens. Raises `Moved` like `interrupt`.
+        In all other cases nothing happens. Raises `Moved` like `interrupt`. `caller`: the person or
+        program that moves it, for the log.
         """
         self._bridge.look(
-            lambda: self._inner.move(behind(turn), before=behind(before)), CallPolicy.ACTS
+            lambda: self._inner.move(behind(turn), before=behind(before), caller=caller),
+            CallPolicy.ACTS,
         )
 
-    def reorder(self, turn: Turn | str, *, before: Turn | str | None = None) -> None:
+    def reorder(
+        self, turn: Turn | str, *, before: Turn | str | None = None, caller: str | None = None
+    ) -> None:
         """Move a queued ask like `move`, and raise if that is not possible.
 
         `Refused`: one of the two asks is not queued. `UsageError`: the two asks are of different
         classes.
         """
-        self._bridge.call(lambda: self._inner.reorder(behind(turn), before=behind(before)))
+        self._bridge.call(
+            lambda: self._inner.reorder(behind(turn), before=behind(before), caller=caller)
+        )
+
+    def edit(
+        self,
+        turn: str,
+        *,
+        prompt: Prompt | None = None,
+        priority: int | str | None = None,
+        caller: str | None = None,
+    ) -> None:
+        """Change the prompt or the class of a queued ask: see `Turn.edit`. `turn`: its id."""
+        self._bridge.call(
+            lambda: self._inner.edit(turn, prompt=prompt, priority=priority, caller=caller)
+        )
 
     def withdraw(self, turn: Turn | str) -> None:
         """Withdraw a queued ask, or interrupt a running turn.
@@ -259,6 +304,7 @@ class Session(BlockingSession):
         content: Mapping[str, Any] | None = None,
         remember: bool | str = False,
         interrupt: bool = False,
+        caller: str | None = None,
     ) -> Answered:
         """Answer a question of the agent with "allow" or "deny".
 
@@ -270,7 +316,8 @@ class Session(BlockingSession):
         `message`: the reason of a denial, for the agent. `updated_input`: replaces the input of the
         tool. `content`: the entered values, for an elicitation. `remember`: the agent must not ask
         again. True or "session" holds for the life of its process. "local", "project" or "user"
-        holds in the agent's settings. `interrupt`: a denial that ends the turn.
+        holds in the agent's settings. `interrupt`: a denial that ends the turn. `caller`: the
+        person or program that answers, for the log.
         """
         return self._bridge.call(
             lambda: self._inner.answer(
@@ -281,23 +328,33 @@ class Session(BlockingSession):
                 content=content,
                 remember=remember,
                 interrupt=interrupt,
+                caller=caller,
             )
         )
 
-    def set_model(self, model: str) -> None:
+    def set_model(self, model: str, *, caller: str | None = None) -> None:
         """Set the model from the next turn on. Returns when the agent has confirmed it.
+
+        `caller`: the person or program that sets it, for the log.
 
         An agent that does not answer is replaced by a process that starts with the model.
         Cancelling the call only stops the wait.
         """
-        self._bridge.call(lambda: self._inner.set_model(model))
+        self._bridge.call(lambda: self._inner.set_model(model, caller=caller))
 
-    def set_permission_mode(self, mode: str) -> None:
+    def set_permission_mode(self, mode: str, *, caller: str | None = None) -> None:
         """Set the permission mode, in the agent's terms.
 
         Works like `set_model`, and also during a running turn.
         """
-        self._bridge.call(lambda: self._inner.set_permission_mode(mode))
+        self._bridge.call(lambda: self._inner.set_permission_mode(mode, caller=caller))
+
+    def share(self, callers: Sequence[str], *, caller: str | None = None) -> None:
+        """Share the session with exactly these callers of `banksman serve`. The log keeps it.
+
+        `caller`: the caller that shares it. Returns when it is durable. Opens no session.
+        """
+        self._bridge.call(lambda: self._inner.share(callers, caller=caller))
 
     def turn(self, id: str) -> Turn:
         """Return a turn by its id.
@@ -350,6 +407,15 @@ class Session(BlockingSession):
             lambda: self._inner.page_before(before, limit=limit), CallPolicy.READS
         )
 
+    def stderr(self) -> str:
+        """Return what the agent's process has written to stderr: at most 64 KiB, both ends of it.
+
+        Also an unfinished line, such as a prompt. Without the secrets of the host, and an end that
+        may be the beginning of one. Empty without a process. `NotOwner`: the process belongs to
+        another host.
+        """
+        return self._bridge.look(self._inner.stderr)
+
     def rename(self, name: str | None) -> None:
         """Change or remove the session's name.
 
@@ -358,18 +424,18 @@ class Session(BlockingSession):
         """
         self._bridge.call(lambda: self._inner.rename(name))
 
-    def close(self) -> None:
+    def close(self, *, caller: str | None = None) -> None:
         """Stop the process by the ladder and release the session.
 
         The call may be repeated, also concurrently. Cancelling it only stops the wait. The session
         stays in the store. It resumes when it is opened by its name, or asked through
-        `Host.session`.
+        `Host.session`. `caller`: the person or program that closes it, for the log.
         """
-        self._bridge.call(self._inner.close)
+        self._bridge.call(lambda: self._inner.close(caller=caller))
 
-    def close_nowait(self) -> None:
+    def close_nowait(self, *, caller: str | None = None) -> None:
         """Begin to close. `wait_closed` waits for the end."""
-        self._bridge.look(self._inner.close_nowait, CallPolicy.ACTS)
+        self._bridge.look(lambda: self._inner.close_nowait(caller=caller), CallPolicy.ACTS)
 
     def leave(self, timeout: float | None = None) -> None:
         """Release the session so that another host can claim it.

@@ -18,7 +18,7 @@ from banksman.cli.acp.session_updates import (
     projector_of,
     refusal_of,
 )
-from banksman.cli.client.client import NoServer, Problem
+from banksman.cli.client.client import NoServer, RequestRefused
 
 Event = dict[str, Any]
 
@@ -250,7 +250,7 @@ def test_failed_turn_outcome_maps_to_an_error(outcome: str) -> None:
 
 
 def test_refusal_code_says_whose_fault_an_error_is() -> None:
-    unknown = refusal_of(Problem("NotFound", "there is no such session", hint="look", status=404))
+    unknown = refusal_of(RequestRefused("NotFound", "there is no such session", hint="look", status=404))
     assert (unknown.code, unknown.message, unknown.data["hint"]) == (-32602, "there is no such session", "look")
-    assert refusal_of(Problem("Closed", "it goes", status=503)).code == -32603
+    assert refusal_of(RequestRefused("Closed", "it goes", status=503)).code == -32603
     assert refusal_of(NoServer("nobody is there")).code == -32603

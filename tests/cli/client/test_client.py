@@ -14,7 +14,7 @@ import pytest
 from tests.cli.client.player import Player, answer
 
 from banksman.cli.client import client as clients
-from banksman.cli.client.client import Client, Lost, NoServer, NotLetIn, Problem, segment
+from banksman.cli.client.client import Client, Lost, NoServer, NotLetIn, RequestRefused, segment
 from banksman.cli.client.discovery import ServerAddress, find, named, owner_of
 from banksman.errors import UsageError
 from banksman.folders import state_folder
@@ -190,7 +190,7 @@ def test_malformed_token_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyP
 )
 def test_problem_hint_about_python_is_reworded_for_the_cli(said: str, told: str) -> None:
     refusal = answer(404, {"title": "NotFound", "detail": "no", "hint": said, "status": 404})
-    with Player(lambda request: refusal) as player, pytest.raises(Problem) as caught:
+    with Player(lambda request: refusal) as player, pytest.raises(RequestRefused) as caught:
         client(player).get("/v1/x")
     assert caught.value.hint == told
 
@@ -198,7 +198,7 @@ def test_problem_hint_about_python_is_reworded_for_the_cli(said: str, told: str)
 def test_problem_keeps_the_servers_words_and_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"title": "QueueFull", "detail": "64 wait", "hint": "later", "status": 429, "ids": {"session": "s"}}
     said = answer(429, body, kind="application/problem+json", headers="Retry-After: 7\r\n")
-    with Player(lambda request: said) as player, pytest.raises(Problem) as caught:
+    with Player(lambda request: said) as player, pytest.raises(RequestRefused) as caught:
         client(player).post("/v1/x")
     problem = caught.value
     assert (problem.title, problem.detail, problem.hint, problem.status) == ("QueueFull", "64 wait", "later", 429)
@@ -209,7 +209,7 @@ def test_problem_keeps_the_servers_words_and_is_not_retried(monkeypatch: pytest.
 
 @pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[]", b'{"title": null, "ids": 3}', b"\xff"])
 def test_problem_without_a_json_body_is_still_reported(body: bytes) -> None:
-    with Player(lambda request: answer(502, body, kind="text/html")) as player, pytest.raises(Problem) as caught:
+    with Player(lambda request: answer(502, body, kind="text/html")) as player, pytest.raises(RequestRefused) as caught:
         client(player).get("/v1/x")
     assert caught.value.status == 502
     assert "502 Bad Gateway" in str(caught.value)
@@ -254,7 +254,7 @@ def test_not_let_in_names_the_source_of_the_token(monkeypatch: pytest.MonkeyPatc
 )
 @pytest.mark.parametrize("body", [{"title": "NotFound", "detail": "this path does not exist"}, b"<html>"])
 def test_unknown_path_hint_names_the_url(path: str, hint: str, body: dict[str, str] | bytes) -> None:
-    with Player(lambda request: answer(404, body)) as player, pytest.raises(Problem) as caught:
+    with Player(lambda request: answer(404, body)) as player, pytest.raises(RequestRefused) as caught:
         Client(lambda: named(f"{player.url}{path}")).get("/v1/sessions")
     assert caught.value.hint == hint
 
@@ -390,7 +390,7 @@ def test_client_follows_a_session_to_its_owner() -> None:
 
 @pytest.mark.parametrize("address", ["http://10.0.0.1:1", "nonsense", "", "http://example.org", "file:///etc/passwd"])
 def test_client_does_not_follow_an_owner_on_another_machine(address: str) -> None:
-    with Player(lambda _: refusal(address)) as base, pytest.raises(Problem) as caught:
+    with Player(lambda _: refusal(address)) as base, pytest.raises(RequestRefused) as caught:
         client(base).post("/v1/sessions/s/interrupt")
     assert caught.value.title == "NotOwner"
 
@@ -411,7 +411,7 @@ def test_silent_owner_is_named_with_how_to_end_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         gone = f"http://127.0.0.1:{taken.getsockname()[1]}"
     announce(gone)
-    with Player(lambda _: refusal(gone)) as base, pytest.raises(Problem, match="does not answer") as caught:
+    with Player(lambda _: refusal(gone)) as base, pytest.raises(RequestRefused, match="does not answer") as caught:
         client(base).post("/v1/sessions/s/interrupt")
     assert "kill 7" in caught.value.hint
     # The owner may have ended in that moment, so the client asks the base server again.

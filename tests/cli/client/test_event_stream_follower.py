@@ -13,7 +13,7 @@ import pytest
 from tests.cli.client.player import SSE, Player, Silence, answer
 
 from banksman.cli.client import event_stream
-from banksman.cli.client.client import Client, NoServer, NotLetIn, Problem
+from banksman.cli.client.client import Client, NoServer, NotLetIn, RequestRefused
 from banksman.cli.client.discovery import named
 from banksman.cli.client.event_stream import EventFollower, StreamBroken
 
@@ -184,13 +184,13 @@ def test_follower_waits_on_busy_answers_only_after_its_first_connection(status: 
     assert pauses[0] <= 0.1
     assert 2.25 <= pauses[1] <= 5.0
     assert 3.75 <= pauses[2] <= 5.0
-    with Player(lambda request: busy) as player, pytest.raises(Problem, match="later"):
+    with Player(lambda request: busy) as player, pytest.raises(RequestRefused, match="later"):
         seqs(follower(player), 9)
 
 
 def test_follower_treats_a_client_error_as_final() -> None:
     gone = answer(404, {"title": "NotFound", "detail": "there is no session s"})
-    for status, kind in ((401, NotLetIn), (404, Problem), (410, Problem)):
+    for status, kind in ((401, NotLetIn), (404, RequestRefused), (410, RequestRefused)):
         answers = iter([SSE + stored(1)])
         no = gone.replace(b"404", str(status).encode())
         with Player(lambda request, answers=answers, no=no: next(answers, no)) as player, pytest.raises(kind):

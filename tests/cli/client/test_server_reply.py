@@ -27,6 +27,7 @@ VERBS = [
     ["answer", "s", "allow"],
     ["answer", "s", "q", "allow"],
     ["interrupt", "s"],
+    ["edit", "s", "t", "better"],
     ["close", "s"],
     ["hosts"],
     ["drain"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -182,6 +183,16 @@ def test_cli_ask_ctrl_c_twice_leaves_at_once(served: Served) -> None:
         assert (asking.returncode, told) == (130, "")
 
 
+def test_cli_edit_changes_the_waiting_prompt(served: Served) -> None:
+    session = served.open(name="edits")
+    run(served, "ask", "edits", "@@hang", "--no-wait")
+    waiting = run(served, "ask", "edits", "worse", "--no-wait").stdout.strip()
+    assert run(served, "edit", "edits", waiting, "better", "--priority", "5").stdout == "edited; 1 queued\n"
+    assert run(served, "interrupt", session).returncode == 0
+    assert served.outcome(session, waiting)["text"] == "better"
+    assert run(served, "edit", session, waiting, "late").returncode == 4
+
+
 def test_cli_interrupt_stops_the_running_and_withdraws_a_waiting_turn(served: Served) -> None:
     session = served.open(name="interrupts")
     run(served, "ask", "interrupts", "@@hang", "--no-wait")
@@ -247,7 +258,7 @@ def test_cli_ps_and_why_show_holder_queue_and_commands(served: Served) -> None:
     assert any(line.startswith(f"{command['id']} ") and line.endswith("sleep 61") for line in shown)
     assert {session, command["id"]} <= set(run(served, "ps", "--format", "quiet").stdout.split())
     told = run(served, "why", "busy").stdout
-    assert f"holder    {holder}\n          @@hang\n" in told
+    assert re.search(rf"holder    {holder}, since [0-9:]+\n          @@hang\n", told)
     assert "state     running\n" in told
     assert f"{waiting}, priority " in told
     assert ": later\n" in told
@@ -439,6 +450,7 @@ def test_cli_ask_help_exits_0_and_a_wrong_flag_2(served: Served) -> None:
     assert run(served, "ask", "--no-such-flag").returncode == 2
 
 
+@pytest.mark.thorough
 def test_cli_usage_counts_turn_under_its_caller(served: Served) -> None:
     asked = run(served, "ask", "counted", "hello", "--caller", "alice", "--open", "claude", "--", *AGENT)
     assert asked.returncode == 0, asked
@@ -458,6 +470,7 @@ def test_cli_usage_counts_turn_under_its_caller(served: Served) -> None:
     assert long in run(served, "usage", "--by", "caller", "--json").stdout
 
 
+@pytest.mark.thorough
 def test_cli_refuses_wrong_days_and_callers_before_it_opens_a_session(served: Served) -> None:
     for wrong in (("--since", "tomorrow"), ("--until", "20261118"), ("--by", "moon")):
         assert run(served, "usage", *wrong).returncode == 2
@@ -473,3 +486,33 @@ def test_usage_does_not_create_the_store_that_it_names(served: Served, tmp_path:
     assert done.returncode == 2, done
     assert f"there is no store {path}" in done.stderr
     assert not path.parent.exists()
+
+
+def test_cli_contains_the_agent_of_an_embedded_host_and_why_shows_it(served: Served, tmp_path: Path) -> None:
+    """An embedded host runs as its caller, who may choose everything. A server refuses it by default."""
+    wrap = ("--wrap", "env WRAPPED='{session} in {cwd}'", "--limit", "nofile=100", "--scrub", "secrets,PLAIN")
+    wrap = (*wrap, "--on-open", "touch {cwd}/made", "--on-close", "rm 'no such'")
+    agent = ("--", *fake_agent.command())
+    refused = run(served, "open", "claude", *wrap, *agent)
+    assert (refused.returncode, "callers_choose" in refused.stderr) == (4, True)
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    assert run(served, "open", "claude", "--name", "n", *wrap, *agent, env=env).returncode == 0
+    done = run(served, "why", "n", env=env)
+    for line in (
+        "limits: nofile=100",
+        "scrub: secrets PLAIN",
+        "wrap: env 'WRAPPED={session} in {cwd}'",
+        "on_close: rm 'no such'",
+    ):
+        assert line in done.stdout
+
+
+def test_cli_log_stderr_prints_the_stderr_of_the_running_agent(served: Served) -> None:
+    """Its text cannot act on the terminal."""
+    session = served.open()
+    served.outcome(session, served.ask(session, "@@stderr what \x1b[31m it says"))
+    while "it says" not in served.get(f"/v1/sessions/{session}/stderr")["text"]:
+        pass
+    assert run(served, "log", session, "--stderr").stdout == "what \\x1b[31m it says\n"
+    assert objects(run(served, "log", session, "--stderr", "--json").stdout) == [{"text": "what \x1b[31m it says\n"}]
+    assert run(served, "log", session, "--stderr", "--follow").returncode == 2

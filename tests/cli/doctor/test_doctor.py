@@ -22,6 +22,7 @@ from tests.server.kit import SECONDS_MAX, Served
 
 from banksman import sockets
 from banksman.cli.doctor import leftovers
+from banksman.process import cgroups
 from banksman.store.sqlite import store_health
 
 pytestmark = pytest.mark.thorough
@@ -215,6 +216,19 @@ def test_doctor_reports_a_named_server_that_is_not_there(machine: Machine) -> No
 def test_doctor_reports_too_few_fds(machine: Machine) -> None:
     ((verdict, seen, _),) = machine.of("fd limit", under=("prlimit", "--nofile=500:500", "--"))
     assert (verdict, seen) == ("wrong", "soft limit 500, hard limit 500")
+
+
+def test_doctor_says_whether_a_tree_can_be_limited(machine: Machine) -> None:
+    ((verdict, seen, fix),) = machine.of("control groups")
+    why = cgroups.why_not() or cgroups.why_not(())
+    if why is None:
+        assert verdict == "ok"
+        assert cgroups.base_folder() in seen
+    else:
+        assert verdict == "note"
+        assert seen.startswith((why[0], f"none: {why[0]}"))
+        assert "refused" in seen
+        assert fix == why[1]
 
 
 def test_doctor_reports_a_malformed_profile(machine: Machine) -> None:

@@ -28,9 +28,11 @@ from tests.cli.tui.kit import (
     UP,
     Terminal,
 )
+from tests.server.access import tokens
 from tests.server.kit import Served
 from tests.thorough import thorough
 
+from banksman.server.access.roles import Role
 from banksman.testing import fake_agent
 
 pytestmark = thorough
@@ -71,6 +73,21 @@ def test_attach_asks_a_typed_line_and_ctrl_d_leaves(served: Served, env: dict[st
     asked = [event["body"] for event in events if event["kind"] == "turn.queued"][-1]
     assert (asked["prompt"], asked["priority"]) == ("hello there", 20)
     assert phase(served, session) == "idle"
+
+
+def test_attach_of_an_asker_asks_with_normal_priority(served: Served, env: dict[str, str]) -> None:
+    session = tokens.opened_by(served, "tim", "of-tim")
+    token = tokens.create(served, "tim", Role.ASKER)
+    asker = {**env, "BANKSMAN_URL": served.url, "BANKSMAN_TOKEN": token}
+    with Terminal("attach", "of-tim", env=asker) as terminal:
+        ready(terminal)
+        terminal.type(f"hello there{ENTER}")
+        terminal.wait_text("hello there\ndone, $")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+    events = served.get(f"/v1/sessions/{session}/events?limit=1000&frames=0")["events"]
+    asked = [event["body"] for event in events if event["kind"] == "turn.queued"][-1]
+    assert (asked["caller"], asked["priority"]) == ("tim", 10)
 
 
 @pytest.mark.thorough

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.tui.kit import BANKSMAN, CTRL_C, SECONDS_MAX, Terminal, processes_in
 from tests.server.kit import Served
+from tests.sessions.test_provider_errors import LIMITED, rate_limit, retry
 
 from banksman.testing import fake_agent
 
@@ -61,6 +63,21 @@ def test_run_shows_text_before_its_block_is_whole(env: dict[str, str], folder: P
         terminal.type(CTRL_C)
         assert terminal.end() == 130
         assert "piece99" not in terminal.words
+
+
+def test_run_and_ask_tell_limit_of_the_account(env: dict[str, str], folder: Path) -> None:
+    prompt = f"@@raw {rate_limit(time.time() + 3600)}\n@@boundary {json.dumps(LIMITED)}"
+    met = piped(env, "run", "--name", "limited", "claude", prompt, *AGENT, cwd=folder)
+    assert "the agent's account is limited until " in met.stderr
+    asked = piped(env, "ask", "limited", "hello", cwd=folder)
+    assert asked.stderr.startswith("the session is limited until ")
+
+
+def test_run_tells_retries_of_the_agent(env: dict[str, str], folder: Path) -> None:
+    prompt = f"@@raw {retry()}\n@@say hello"
+    done = piped(env, "run", "claude", prompt, *AGENT, cwd=folder)
+    assert "the provider failed, and the agent tries again (1)" in done.stderr
+    assert done.stdout == "hello\n"
 
 
 def test_run_leaves_nothing_when_it_is_over(env: dict[str, str], folder: Path, served: Served) -> None:

@@ -13,10 +13,10 @@ from tests.cluster.lines import stored, until
 from tests.cluster.members import Here, command, here, store
 
 from banksman.cluster.host import session_offers
-from banksman.cluster.interfaces import Hosts, HostSeen
+from banksman.cluster.interfaces import ClusterHosts, HostSeen
 from banksman.cluster.log import ClusterLog
 from banksman.core.session.event import SESSION_LEFT
-from banksman.store.log import KnownSession, Owner
+from banksman.store.log_values import KnownSession, Owner
 from banksman.testing.nats_servers import Servers
 
 
@@ -66,7 +66,7 @@ def test_draining_hosts_and_readers_speak_for_no_session() -> None:
         return HostSeen(id, id, 1, (), (), room, 0, "1", is_draining, since=1.0, seen=1.0)
 
     def spoken_for(*others: HostSeen) -> int:
-        hosts = cast(Hosts, SimpleNamespace(id="h-0", all=lambda: [host("h-0"), *others]))
+        hosts = cast(ClusterHosts, SimpleNamespace(id="h-0", all=lambda: [host("h-0"), *others]))
         speaks_for = session_offers.speaker(hosts)
         return sum(speaks_for(f"s-{number}") for number in range(100))
 

@@ -11,7 +11,8 @@ import pytest
 from tests import kept
 from tests.cluster.fleet import Fleet, fleet, until
 from tests.cluster.shared import shared, some_prefix
-from tests.server.kit import Served
+from tests.server.access import tokens
+from tests.server.kit import Served, no_drain
 from tests.thorough import thorough
 
 from banksman import Host
@@ -19,7 +20,8 @@ from banksman.cluster.http import forwarded_request
 from banksman.cluster.http.forwarded_request import ForwardedRequest, ForwardedResponse, response_of
 from banksman.cluster.log.stream_mirror import StreamMirror
 from banksman.errors import NotFound
-from banksman.server import app, embedded
+from banksman.server import app, http_service
+from banksman.server.access.roles import Role
 from banksman.server.server_settings import ServerSettings
 from banksman.testing import fake_agent
 from banksman.testing.nats_servers import Servers
@@ -62,7 +64,7 @@ def fronts(tmp_path_factory: pytest.TempPathFactory, nats_one: Servers) -> Itera
 async def put_through(*requests: ForwardedRequest) -> list[ForwardedResponse]:
     settings = ServerSettings(store="memory:")
     async with Host("memory:") as host:
-        context = embedded.context_of(host, settings, lambda _: None)
+        context = http_service.context_of(host, settings, no_drain)
         app.make(context, token="a-token-of-the-tests", port=0)
         assert context.application is not None
         return [response_of(await context.application(request.encoded())) for request in requests]
@@ -79,6 +81,33 @@ async def test_forwarded_request_is_answered_like_one_from_a_socket() -> None:
     assert opened.headers["location"] == f"/v1/sessions/{msgspec.json.decode(opened.body)['id']}"
     assert [each["name"] for each in msgspec.json.decode(seen.body)["sessions"]] == ["one"]
     assert (missing.status, missing.title) == (404, "NotFound")
+
+
+async def test_forwarded_ask_keeps_its_trace() -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    headers = {"content-type": "application/json"}
+    body = msgspec.json.encode({"command": fake_agent.command({}), "name": "one"})
+    prompt = msgspec.json.encode({"prompt": "hello"})
+    _, asked, page = await put_through(
+        ForwardedRequest("POST", "/v1/sessions", headers, body),
+        ForwardedRequest("POST", "/v1/sessions/one/turns", {**headers, "traceparent": trace}, prompt),
+        ForwardedRequest("GET", "/v1/sessions/one/events?frames=false"),
+    )
+    assert asked.status == 202, asked
+    events = msgspec.json.decode(page.body)["events"]
+    assert [event["body"]["trace"] for event in events if event["kind"] == "turn.queued"] == [trace]
+
+
+async def test_forwarded_open_of_another_callers_session_is_refused_by_its_owner() -> None:
+    headers = {"content-type": "application/json"}
+    body = msgspec.json.encode({"command": fake_agent.command({}), "name": "one"})
+    opened, again, refused = await put_through(
+        ForwardedRequest("POST", "/v1/sessions", headers, body, "alice", Role.ASKER),
+        ForwardedRequest("POST", "/v1/sessions", headers, body, "alice", Role.ASKER),
+        ForwardedRequest("POST", "/v1/sessions", headers, body, "bob", Role.ASKER),
+    )
+    assert (opened.status, again.status) == (201, 201)
+    assert (refused.status, refused.title) == (409, "NameTaken")
 
 
 async def test_forwarded_request_is_refused_outside_sessions() -> None:
@@ -100,7 +129,7 @@ async def test_forwarded_request_for_a_stream_gets_a_page() -> None:
 async def test_forwarded_request_refuses_malformed_bytes() -> None:
     for data in (b"", b"\xff\xfe", b"[]", b'{"method": 1}'):
         async with Host("memory:") as host:
-            context = embedded.context_of(host, ServerSettings(store="memory:"), lambda _: None)
+            context = http_service.context_of(host, ServerSettings(store="memory:"), no_drain)
             app.make(context, token="a-token-of-the-tests", port=0)
             assert context.application is not None
             assert response_of(await context.application(data)).status == 400
@@ -113,6 +142,24 @@ async def test_forwarded_answer_beyond_the_size_limit_becomes_answer_too_large(m
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
+def test_forwarded_request_names_the_caller_that_the_front_end_knows(fronts: tuple[Served, Served]) -> None:
+    first, second = fronts
+    session = tokens.opened_by(first, "alice", "alice-1")
+    assert second.get(f"/v1/sessions/{session}/shared") == {"owner": "alice", "shared": []}
+    alice = tokens.create(first, "alice", Role.ASKER)
+    bob = tokens.create(second, "bob", Role.ASKER)
+    ask = ("POST", f"/v1/sessions/{session}/turns", {"prompt": "x"})
+    assert tokens.request(second, bob, *ask).status == 404
+    body = {"shared": ["bob"]}
+    assert tokens.request(first, alice, "PUT", f"/v1/sessions/{session}/shared", body).status == 200
+    # No header of a client names another caller.
+    for front, token in ((first, alice), (second, bob)):
+        assert tokens.request(front, token, *ask, {"X-Forwarded-User": "boss", "caller": "boss"}).status == 202
+    events = second.get(f"/v1/sessions/{session}/events?frames=false")["events"]
+    named = [event["body"]["caller"] for event in events if event["kind"] in ("session.shared", "turn.queued")]
+    assert named == ["alice", "alice", "bob"]
+
+
 def test_session_on_a_host_is_reachable_through_any_front_end(fronts: tuple[Served, Served]) -> None:
     first, second = fronts
     before = [each["id"] for each in first.get("/v1/sessions")["sessions"]]

@@ -20,7 +20,7 @@ from banksman.cluster.log.host_leases import Heartbeat
 from banksman.cluster.nats import Nats
 from banksman.cluster.store_address import parse
 from banksman.server.problems import Problem
-from banksman.store.log import KnownSession, Owner
+from banksman.store.log_values import KnownSession, Owner
 from banksman.testing.nats_servers import Servers
 
 

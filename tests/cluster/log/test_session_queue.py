@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.store.kit import Writer, data, everything, until
 
-from banksman.cluster.log import ClusterLog, cluster_log, session_queues
+from banksman.cluster.log import ClusterLog, cluster_parts, session_queues
 from banksman.cluster.log.journal import Journal
 from banksman.cluster.log.journal_file import JournalRow
 from banksman.cluster.log.message_codec import EVENTS_MAX
@@ -71,6 +71,12 @@ async def test_call_that_cannot_wait_takes_frames_of_all_sessions_along(
         assert await other.answers.all() == [None]
 
 
+async def in_flight() -> None:
+    """Return when an urgent message is in flight: one pass of the loop starts its queue, the next one sends it."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
 async def test_frames_behind_a_message_in_flight_wait_unless_they_fill_a_message(
     nats_one: Servers, tmp_path: Path, prefix: str
 ) -> None:
@@ -78,7 +84,7 @@ async def test_frames_behind_a_message_in_flight_wait_unless_they_fill_a_message
     async with opened(nats_one, tmp_path, prefix) as log:
         writer = await Writer.claim(log)
         writer.append(URGENT)
-        await asyncio.sleep(0)  # The message is in flight.
+        await in_flight()
         for _ in range(3):
             writer.append(*[b"x"] * half)
         # Two of them fill a message. The third one could share a message with more.
@@ -97,7 +103,7 @@ async def test_frame_behind_a_message_in_flight_is_stored_without_another_call(
     async with opened(nats_one, tmp_path, prefix) as log:
         writer = await Writer.claim(log)
         writer.append(URGENT)
-        await asyncio.sleep(0)  # The message is in flight.
+        await in_flight()
         writer.append(b"frame")
         async with asyncio.timeout(20):
             assert await writer.answers.all() == [None, None]
@@ -146,7 +152,7 @@ async def test_stopped_queue_does_not_start_again_for_frames_that_wait(
     nats_one: Servers, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_queues, "MESSAGE_COALESCE_SECONDS", 0.0)
-    monkeypatch.setattr(cluster_log, "CLOSE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(cluster_parts, "CLOSE_SECONDS_MAX", 0.05)
 
     async def never(_: Journal, row: JournalRow) -> None:
         await asyncio.Event().wait()

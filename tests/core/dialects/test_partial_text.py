@@ -12,7 +12,7 @@ from banksman.core.dialects.acp import Acp
 from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Dialect
-from banksman.core.dialects.unknown import UNKNOWN
+from banksman.core.dialects.log_dialect import UNKNOWN
 from banksman.core.session.event import RECITED, SENT, UPDATE, Event, Project
 
 

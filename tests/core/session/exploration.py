@@ -23,14 +23,18 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 from tests.core.session import exploration_budgets as money
 from tests.core.session import toy
+from tests.core.session.exploration_hand_over import check_held, try_hand_over
 from tests.core.session.ledger import Ledger, Violation, check, fold
 from tests.core.session.talk import counts_plain_frames
 
+from banksman.core.dialects.dialect import DENIED
 from banksman.core.dialects.meaning import Meaning, TurnOpened, TurnOver
 from banksman.core.process_facts import (
     Exited,
@@ -42,10 +46,10 @@ from banksman.core.process_facts import (
     Swept,
     WriteFailed,
 )
-from banksman.core.session import ask_queue, crash_recovery
+from banksman.core.session import ask_queue, budget_gate, crash_recovery
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
-from banksman.core.session.ask_queue import Hold
+from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, Hold
 from banksman.core.session.budget import CapUse
 from banksman.core.session.effects import (
     Accept,
@@ -61,6 +65,7 @@ from banksman.core.session.effects import (
     Finish,
     GiveReceipt,
     GrantHold,
+    HandOver,
     HoldConversation,
     LeaveInLog,
     Reject,
@@ -82,6 +87,7 @@ from banksman.core.session.facts import (
     AccountLimited,
     AppendFailed,
     Asked,
+    AskEdited,
     AskMoved,
     AskWithdrawn,
     Begun,
@@ -93,6 +99,9 @@ from banksman.core.session.facts import (
     EvictAsked,
     Fact,
     FramesRead,
+    HandedOver,
+    HandOverAsked,
+    HandOverFailed,
     HoldAsked,
     HoldReleased,
     InterruptAsked,
@@ -108,7 +117,6 @@ from banksman.core.session.facts import (
 )
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind, Outcome
-from banksman.core.session.permissions import DENIED
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import (
     OVER,
@@ -152,14 +160,17 @@ BUDGETS = (
     *("exit", "cut", "unstartable"),  # the agent's process and pipe
     *("fail", "fenced"),  # the log
     *("late",),  # a fact that arrives after the end of its subject
-    *("withdraw", "interrupt", "move", "release", "setting", "reconfigure"),  # callers
+    *("withdraw", "interrupt", "move", "edit", "release", "setting", "reconfigure"),  # callers
     *("drain", "close", "leave", "hurry"),
+    *("hand", "unhand"),  # the session is handed over; the keeper does not take the process
     *("evict",),  # other sessions
     *("reach", "refuse"),  # the host's budgets
     *("crash", "claim"),  # this host; another host
     *("uninstalled",),  # a program
     *("limited", "tool", "account"),  # the agent, whose turn meets a limit or uses a tool; another session
 )
+
+_INDEX = {name: index for index, name in enumerate(BUDGETS)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +217,7 @@ class Life:
     UNASKED, ASKED, ACCEPTED, OVER, REJECTED, PASSED_ON = range(6)
 
 
-class Unlogged(NamedTuple):
+class Unlogged(msgspec.Struct, frozen=True):
     """A pending append."""
 
     seq: int
@@ -214,7 +225,7 @@ class Unlogged(NamedTuple):
     mirror: SessionHistory
 
 
-class World(NamedTuple):
+class World(msgspec.Struct, frozen=True):
     session: Session
     agent: toy.Agent
     budget: tuple[int, ...]
@@ -249,6 +260,7 @@ class World(NamedTuple):
     seen: frozenset[str] = frozenset()
     untold: frozenset[str] = frozenset()
     change: int = Life.UNASKED
+    edit: int = Life.UNASKED
     late: frozenset[Fact] = frozenset()
     is_finished: bool = False
     # The wall clock time that has certainly passed; the limit about which a caller decides; the limits for which the
@@ -265,13 +277,15 @@ class World(NamedTuple):
     serving: str = ""
     absent: frozenset[str] = frozenset()
     got: frozenset[tuple[str, str]] = frozenset()
+    # The state that the next host gets, from the hand-over of the process on.
+    held: Session | None = None
 
     def spend(self, name: str) -> World:
-        index = BUDGETS.index(name)
-        return self._replace(budget=(*self.budget[:index], self.budget[index] - 1, *self.budget[index + 1 :]))
+        index = _INDEX[name]
+        return replace(self, budget=(*self.budget[:index], self.budget[index] - 1, *self.budget[index + 1 :]))
 
 
-class Move(NamedTuple):
+class Move(msgspec.Struct, frozen=True):
     """One possible event.
 
     `by`: "world" (time, the log, the process), "agent", or "other" (a party that need not act). "late": the fact has
@@ -287,8 +301,13 @@ class Move(NamedTuple):
 def moves(scenario: Scenario, world: World) -> Iterator[Move]:
     if world.is_finished:
         # The session has left its host. Another host continues from the log alone.
-        if world.session.mode is Mode.LEFT and world.budget[BUDGETS.index("claim")]:
+        if world.session.mode is Mode.LEFT and world.budget[_INDEX["claim"]]:
+            if world.session.is_handed_over:
+                yield _adopted(scenario, world.spend("claim"))
             yield _crash(scenario, world.spend("claim"))
+        return
+    if world.session.is_handing or world.session.is_handed_over:
+        yield from _by_hand_over(world)
         return
     urgent = next(_urgent(scenario, world), None)
     if urgent is not None:
@@ -311,7 +330,7 @@ def moves(scenario: Scenario, world: World) -> Iterator[Move]:
             yield Move("world", TimerFired(AT, subject), _past_deadline(world, subject))
     if budget["late"]:
         for fact in sorted(world.late, key=repr):
-            after = world.spend("late")._replace(late=frozenset())
+            after = replace(world.spend("late"), late=frozenset())
             yield Move("late", fact, _at_wall(after, fact.subject) if isinstance(fact, TimerFired) else after)
 
 
@@ -323,14 +342,14 @@ def _past_deadline(world: World, subject: Subject) -> World:
     timer, id = subject
     is_deadline = timer is Timer.DEADLINE and world.session.mode not in OVER
     unwanted = world.unwanted | {id} if is_deadline else world.unwanted
-    return _at_wall(world, subject)._replace(timers=world.timers - {subject}, unwanted=unwanted)
+    return replace(_at_wall(world, subject), timers=world.timers - {subject}, unwanted=unwanted)
 
 
 def _at_wall(world: World, subject: Subject) -> World:
     """The world after a timer. The driver fires the timer of a limit when the wall clock has passed its end."""
     timer, end = subject
     is_limit = timer in (Timer.LIMIT, Timer.FALLBACK) and not end.startswith("after")
-    return world._replace(wall=max(world.wall, float(end.split()[-1]))) if is_limit else world
+    return replace(world, wall=max(world.wall, float(end.split()[-1]))) if is_limit else world
 
 
 def _is_limited(scenario: Scenario, world: World, ledger: Ledger) -> bool:
@@ -349,42 +368,47 @@ def _urgent(scenario: Scenario, world: World) -> Iterator[Move]:
     if "log" in eager and world.unlogged:
         yield from _by_log(world, {})
     if "pipe" in eager and world.is_writing and not world.has_exited:
-        yield Move("world", ProcessReported(AT, world.process, FrameWritten()), world._replace(is_writing=False))
+        yield Move("world", ProcessReported(AT, world.process, FrameWritten()), replace(world, is_writing=False))
     if "start" in eager and world.session.process.phase is ProcessPhase.STARTING and not world.is_told_to_stop:
         yield from _by_process(world, {})
         for move in _by_agent(scenario, world, {}):
-            yield move._replace(by="world")
+            yield replace(move, by="world")
 
 
 def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> Iterator[Move]:
     for index, ask in enumerate(scenario.asks):
         life = world.asks[index]
         if life == Life.UNASKED:
-            yield Move("other", Asked(AT, ask), world._replace(asks=_with(world.asks, index, Life.ASKED)))
+            yield Move("other", Asked(AT, ask), replace(world, asks=_with(world.asks, index, Life.ASKED)))
             continue
         if budget["withdraw"]:
-            unwanted = world.spend("withdraw")._replace(unwanted=world.unwanted | {ask.id})
+            unwanted = replace(world.spend("withdraw"), unwanted=world.unwanted | {ask.id})
             yield Move("other", AskWithdrawn(AT, ask.id), unwanted)
         if budget["interrupt"] and ask.id not in dict(world.interrupts):
             yield Move("other", InterruptAsked(AT, ask.id, f"stop-{ask.id}"), _interrupted(world, ask.id))
         if budget["move"]:
             yield Move("other", AskMoved(AT, ask.id), world.spend("move"))
+        if budget["edit"] and world.edit != Life.ASKED:
+            edited = replace(world.spend("edit"), edit=Life.ASKED)
+            yield Move("other", AskEdited(AT, "edit", ask.id, prompt="another"), edited)
+            for priority in {BACKGROUND, INTERACTIVE} - {ask.priority}:
+                yield Move("other", AskEdited(AT, "edit", ask.id, priority=priority), edited)
     own = world.session.own
     if own is not None and budget["interrupt"] and own.id not in dict(world.interrupts):
         yield Move("other", InterruptAsked(AT, own.id, f"stop-{own.id}"), _interrupted(world, own.id))
     for index, (hold, priority) in enumerate(scenario.holds):
         if world.holds[index] == Life.UNASKED:
-            held = world._replace(holds=_with(world.holds, index, Life.ASKED))
+            held = replace(world, holds=_with(world.holds, index, Life.ASKED))
             yield Move("other", HoldAsked(AT, hold, priority), held)
         elif budget["release"] and world.holds[index] in (Life.ASKED, Life.ACCEPTED):
-            released = world.spend("release")._replace(holds=_with(world.holds, index, Life.OVER))
+            released = replace(world.spend("release"), holds=_with(world.holds, index, Life.OVER))
             yield Move("other", HoldReleased(AT, hold), released)
     if world.question:
         is_about_budget = world.session.budget_question is not None
         for decision in money.ANSWERS if is_about_budget else (DENIED,):
             yield Move("other", QuestionAnswered(AT, world.question, decision), world)
     if budget["setting"]:
-        changed = world.spend("setting")._replace(change=Life.ASKED)
+        changed = replace(world.spend("setting"), change=Life.ASKED)
         yield Move("other", SettingAsked(AT, "change", "model", "large"), changed)
     if budget["reconfigure"]:
         yield Move("other", Reconfigured(AT, world.session.config, True), world.spend("reconfigure"))
@@ -395,9 +419,9 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
             yield Move("other", Reconfigured(AT, alone, True), world.spend("reconfigure"))
     if world.undecided:
         key = world.undecided
-        decided = world._replace(undecided="")
+        decided = replace(world, undecided="")
         yield Move("other", LimitDecided(AT, key, fails=False), decided)
-        yield Move("other", LimitDecided(AT, key, fails=True), decided._replace(given_up=world.given_up | {key}))
+        yield Move("other", LimitDecided(AT, key, fails=True), replace(decided, given_up=world.given_up | {key}))
     if budget["account"]:
         for agent in scenario.agents or ("",):
             for until in (9.0, 20.0, None):
@@ -410,6 +434,8 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
         yield Move("other", CloseAsked(AT), world.spend("close"))
     if budget["leave"]:
         yield Move("other", LeaveAsked(AT), world.spend("leave"))
+    if budget["hand"]:
+        yield Move("other", HandOverAsked(AT, AT + 1.0), world.spend("hand"))
     if budget["hurry"]:
         # A deadline in the future, and one that is reached already.
         yield Move("other", LeaveAsked(AT, AT + 1.0), world.spend("hurry"))
@@ -419,8 +445,8 @@ def _by_callers(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
 def _by_budgets(scenario: Scenario, world: World, budget: Mapping[str, int]) -> Iterator[Move]:
     caps = (scenario.cap,)
     for key in sorted(world.claims):
-        decided = world._replace(claims=world.claims - {key})
-        granted = decided._replace(granted=world.granted | {key})
+        decided = replace(world, claims=world.claims - {key})
+        granted = replace(decided, granted=world.granted | {key})
         yield Move("world", BudgetClaimed(AT, key, True, world.session.shared), granted)
         if budget["refuse"] and scenario.cap.concerns(scenario.by_id[key.split("#")[0]].caller):
             yield Move("other", BudgetClaimed(AT, key, False, caps), decided.spend("refuse"))
@@ -433,20 +459,69 @@ def _by_budgets(scenario: Scenario, world: World, budget: Mapping[str, int]) -> 
 
 def _interrupted(world: World, id: str) -> World:
     pending = (*world.interrupts, (id, Life.ASKED))
-    return world.spend("interrupt")._replace(interrupts=pending, unwanted=world.unwanted | {id})
+    return replace(world.spend("interrupt"), interrupts=pending, unwanted=world.unwanted | {id})
 
 
 def _by_log(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
     if not world.unlogged:
         return
     first, *rest = world.unlogged
-    after = world._replace(unlogged=tuple(rest), durable=first.ledger, durable_mirror=first.mirror)
+    after = replace(world, unlogged=tuple(rest), durable=first.ledger, durable_mirror=first.mirror)
     yield Move("world", Committed(AT, first.seq), after)
-    lost = world._replace(unlogged=(), ledger=world.durable, mirror=world.durable_mirror)
+    lost = replace(world, unlogged=(), ledger=world.durable, mirror=world.durable_mirror)
     if budget.get("fail"):
         yield Move("other", AppendFailed(AT, NO_STORE), lost.spend("fail"))
     if budget.get("fenced"):
         yield Move("other", AppendFailed(AT, NO_STORE, is_final=True), lost.spend("fenced"))
+
+
+def _by_hand_over(world: World) -> Iterator[Move]:
+    """The driver holds everything back but the log. If the log fails, it gets the process back first."""
+    budget = dict(zip(BUDGETS, world.budget, strict=True))
+    if world.session.is_handed_over:
+        yield from _by_log(world, budget)
+        return
+    yield from _by_log(world, {})
+    number = world.process
+    yield Move("world", HandedOver(AT, number, {"hold": "h", "host": 7, "until": 9.0}), world)
+    if budget["unhand"]:
+        failed = replace(world.spend("unhand"), held=None)
+        yield Move("other", HandOverFailed(AT, number, is_final=True), failed)
+        yield Move("other", HandOverFailed(AT, number, is_final=False), failed)
+
+
+def _adopted(scenario: Scenario, world: World) -> Move:
+    """The next host takes the process over, and continues from what the old one has encoded."""
+    assert world.held is not None
+    entries = [kinds.entry(None, kinds.PROCESS_ADOPTED, process=world.process, pid=77, hold="h", born=None)]
+    past = _folded(world.durable_mirror, entries)
+    check(past.held is None, "G9", "the process is taken over, and still held")
+    ledger = world.durable
+    for entry in entries:
+        ledger = fold(ledger, entry, lambda granted, other: False)
+    session = replace(world.held, head=past.session.head, committed=past.session.head)
+    # A log that has failed may lack the rest: see `_check_questions`.
+    if projection(session)[:3] != projection(past.session)[:3]:
+        raise Violation("G9", f"handed over {projection(session)}, and in the log {projection(past.session)}")
+    asks = tuple(_life_after(ledger, ask.id, life) for ask, life in zip(scenario.asks, world.asks, strict=True))
+    is_about_budget = session.budget_question is not None and session.budget_question.id == world.question
+    found = replace(
+        world,
+        session=session,
+        asks=asks,
+        mirror=past,
+        durable_mirror=past,
+        ledger=ledger,
+        durable=ledger,
+        timers=frozenset(subject for subject in world.timers if subject[0] not in (Timer.LEAVE, Timer.BACKGROUND)),
+        interrupts=tuple((id, Life.OVER) for id, _ in world.interrupts),
+        # `Begun` shows this one again. The driver shows those of the agent.
+        question="" if is_about_budget else world.question,
+        late=frozenset(),
+        is_finished=False,
+        held=None,
+    )
+    return Move("other", Begun(AT), found)
 
 
 def _crash(scenario: Scenario, world: World) -> Move:
@@ -458,16 +533,20 @@ def _crash(scenario: Scenario, world: World) -> Move:
         ledger = fold(ledger, entry, lambda granted, other: False)
     session = past.session
     # The driver does this with the log that it finds.
-    session = replace(session, queue=ask_queue.restart_waits(session.queue, AT, AT))
+    about_budget = budget_gate.kept(past)
+    queue = ask_queue.restart_waits(session.queue, AT, AT)
+    session = replace(session, queue=queue, budget_question=about_budget)
     is_settled = session.turn is None and session.own is None and not ledger.turn and ledger.own is None
     check(is_settled, "G2", f"settled, and {session.turn or session.own} is open")
-    check(not past.questions, "G2", f"settled, and {past.questions} wait for an answer")
+    waiting = [question.id for question in past.questions if about_budget is None or question.id != about_budget.id]
+    check(not waiting, "G2", f"settled, and {waiting} wait for an answer")
     check(ledger.waiting == world.durable.waiting, "G7", f"{world.durable.waiting} waited, and now {ledger.waiting}")
     check(not crash_recovery.settle(past), "G2", "what is settled is settled again")
     asks = tuple(_life_after(ledger, ask.id, life) for ask, life in zip(scenario.asks, world.asks, strict=True))
     is_closed = session.mode is Mode.CLOSED
     check(not is_closed or not entries, "G2", f"a closed session has to be settled: {entries}")
-    found = world._replace(
+    found = replace(
+        world,
         session=session,
         agent=toy.Agent(),
         asks=asks,
@@ -489,8 +568,13 @@ def _crash(scenario: Scenario, world: World) -> Move:
         given_up=frozenset(),
         claims=frozenset(),
         change=Life.UNASKED if world.change == Life.UNASKED else Life.OVER,
+        edit=Life.UNASKED,
         # A caller that saw the question elsewhere can still answer it.
-        late=frozenset(f for f in _closed(world, world.question).late if isinstance(f, QuestionAnswered)),
+        late=frozenset(
+            fact
+            for fact in _closed(world, world.question).late
+            if isinstance(fact, QuestionAnswered) and (about_budget is None or fact.question != about_budget.id)
+        ),
         is_finished=is_closed,
     )
     return Move("other", None if is_closed else Begun(AT), found)
@@ -498,9 +582,9 @@ def _crash(scenario: Scenario, world: World) -> Move:
 
 def _closed(world: World, question: str) -> World:
     """Close the question. A caller that saw it may still answer."""
-    if question and world.budget[BUDGETS.index("late")]:
-        world = world._replace(late=world.late | {QuestionAnswered(AT, question, DENIED)})
-    return world._replace(question="")
+    if question and world.budget[_INDEX["late"]]:
+        world = replace(world, late=world.late | {QuestionAnswered(AT, question, DENIED)})
+    return replace(world, question="")
 
 
 def _life_after(ledger: Ledger, id: str, life: int) -> int:
@@ -522,32 +606,32 @@ def _by_process(world: World, budget: Mapping[str, int]) -> Iterator[Move]:
     if world.is_asked_for and (world.serving in world.absent or budget.get("uninstalled")):
         is_absent = world.serving in world.absent
         gone = _gone(world if is_absent else world.spend("uninstalled"))
-        absent = gone._replace(absent=world.absent | {world.serving})
+        absent = replace(gone, absent=world.absent | {world.serving})
         missing = ProcessReported(AT, number, StartFailed(NOT_INSTALLED))
         yield Move("world" if is_absent else "other", missing, absent)
     if world.is_asked_for and world.serving not in world.absent:
         started = ProcessReported(AT, number, Started(77, AT), epoch=world.epoch)
-        yield Move("world", started, world._replace(is_asked_for=False, is_alive=True))
+        yield Move("world", started, replace(world, is_asked_for=False, is_alive=True))
         if world.is_told_to_stop or budget.get("unstartable"):
             gone = _gone(world if world.is_told_to_stop else world.spend("unstartable"))
             yield Move(
                 "world" if world.is_told_to_stop else "other", ProcessReported(AT, number, StartFailed(NO_START)), gone
             )
     if world.is_alive and world.is_told_to_stop:
-        exited = world._replace(is_alive=False, has_exited=True)
+        exited = replace(world, is_alive=False, has_exited=True)
         yield Move("world", ProcessReported(AT, number, Exited(None, 15, AT)), exited)
     elif world.is_alive and budget.get("exit"):
-        exited = world.spend("exit")._replace(is_alive=False, has_exited=True)
+        exited = replace(world.spend("exit"), is_alive=False, has_exited=True)
         yield Move("other", ProcessReported(AT, number, Exited(1, None, AT)), exited)
     if world.has_exited:
         yield Move("world", ProcessReported(AT, number, ProcessGone()), _gone(world))
     elif world.is_sweeping:
-        yield Move("world", ProcessReported(AT, number, SweepEnded(LEFT)), world._replace(is_sweeping=False))
+        yield Move("world", ProcessReported(AT, number, SweepEnded(LEFT)), replace(world, is_sweeping=False))
     if world.is_writing and world.is_alive:
-        yield Move("world", ProcessReported(AT, number, FrameWritten()), world._replace(is_writing=False))
+        yield Move("world", ProcessReported(AT, number, FrameWritten()), replace(world, is_writing=False))
         if budget.get("cut"):
             unread = world.agent.inbox[:-1]
-            cut = world.spend("cut")._replace(is_writing=False, is_cut=True, agent=world.agent._replace(inbox=unread))
+            cut = replace(world.spend("cut"), is_writing=False, is_cut=True, agent=replace(world.agent, inbox=unread))
             yield Move("other", ProcessReported(AT, number, WriteFailed(BROKEN_PIPE)), cut)
 
 
@@ -565,8 +649,9 @@ def _gone(world: World) -> World:
         }
         if world.agent.said:
             facts.add(_frames(world, (world.agent.said,)))
-        world = world._replace(late=world.late | facts)
-    return world._replace(
+        world = replace(world, late=world.late | facts)
+    return replace(
+        world,
         agent=toy.Agent(),
         is_asked_for=False,
         is_alive=False,
@@ -582,15 +667,15 @@ def _by_agent(scenario: Scenario, world: World, budget: Mapping[str, int]) -> It
     if not world.is_alive and not world.has_exited:
         return
     # After its exit the agent reads nothing, but its last lines are still on their way.
-    agent = world.agent if world.is_alive else world.agent._replace(inbox=())
+    agent = world.agent if world.is_alive else replace(world.agent, inbox=())
     for said in toy.moves(agent, scenario.manners, budget):
         if said.struck is not None:
             _check_struck(scenario, world, *said.struck)
-        after = world._replace(agent=said.agent)
+        after = replace(world, agent=said.agent)
         if said.cost:
             after = after.spend(said.cost)
         if said.cost == "tool":
-            after = after._replace(tooled=after.tooled | set(agent.current))
+            after = replace(after, tooled=after.tooled | set(agent.current))
         yield Move("other" if said.cost else "agent", _frames(world, said.lines) if said.lines else None, after)
 
 
@@ -645,7 +730,7 @@ def take(scenario: Scenario, move: Move) -> tuple[World, list[Effect]]:
         raise Violation("total", f"{type(exc).__name__}: {exc}") from exc
     if move.by == "late" or _is_too_late(scenario, world, fact):
         _check_late(world, fact, effects)
-    world = world._replace(session=session)
+    world = replace(world, session=session)
     for effect in effects:
         world = _perform(scenario, world, fact, effect)
     _check_state(scenario, world, before)
@@ -669,67 +754,75 @@ def _check_late(world: World, fact: Fact, effects: list[Effect]) -> None:
     if isinstance(fact, TimerFired) and fact.subject in world.timers:
         return  # The timer was started again, so this fact is not late.
     for effect in effects:
-        check(isinstance(effect, GiveReceipt | CancelTimer), "G4", f"{fact} is late, and does {effect}")
+        if not isinstance(effect, GiveReceipt | CancelTimer):
+            raise Violation("G4", f"{fact} is late, and does {effect}")
 
 
 def _perform(scenario: Scenario, world: World, fact: Fact, effect: Effect) -> World:
-    check(not world.is_finished, "G2", f"after Finish: {effect}")
+    if world.is_finished:
+        raise Violation("G2", f"after Finish: {effect}")
     match effect:
         case Append(entries=entries):
             return _append(scenario, world, fact, tuple(entries))
         case WriteFrame(process=process, data=data):
             return _write(scenario, world, process, data)
         case StartTimer(subject=subject):
-            return world._replace(timers=world.timers | {subject})
+            return replace(world, timers=world.timers | {subject})
         case CancelTimer(subject=subject):
             late = world.late
-            if world.budget[BUDGETS.index("late")] and subject in world.timers:
+            if world.budget[_INDEX["late"]] and subject in world.timers:
                 late |= {TimerFired(AT, subject)}
-            return world._replace(timers=world.timers - {subject}, late=late)
+            return replace(world, timers=world.timers - {subject}, late=late)
         case StartProcess(process=process, agent=agent, conversation=conversation):
             is_own = not agent or conversation in (None, f"talk of {agent}")
             check(is_own, "fallback", f"{agent} resumes the conversation {conversation!r} of another agent")
             is_there = world.is_asked_for or world.is_alive or world.has_exited
             check(not is_there, "G1", "a second process is started")
             check(process > world.process, "G4", "the number of a process is used twice")
-            return world._replace(process=process, is_asked_for=True, epoch=world.epoch + 1, serving=agent)
+            return replace(world, process=process, is_asked_for=True, epoch=world.epoch + 1, serving=agent)
         case StopProcess(process=process):
             check(process == world.process, "G4", f"{effect} and {world.process} is the one that runs")
             check(not world.is_told_to_stop, "G3", "it is told to stop twice")
-            return world._replace(is_told_to_stop=True)
+            return replace(world, is_told_to_stop=True)
+        case HandOver(process=process):
+            check(process == world.process and world.is_alive, "G9", "a process that is not there is handed over")
+            check(not world.is_writing, "G3", "handed over in the middle of a frame")
+            return replace(world, held=check_held(world.session))
         case SweepTools(process=process):
             check(process == world.process, "G4", f"{effect} and {world.process} is the one that runs")
             check(world.is_alive and not world.is_sweeping, "G6", "it is swept twice at once, or after its end")
-            return world._replace(is_sweeping=True)
+            return replace(world, is_sweeping=True)
         case AskHuman(question=question):
             check(not world.question, "G2", "the question is asked twice")
             # All questions about the budget are the same question: see `budget_gate`.
             is_new = question not in world.seen or question.startswith("q-0.")
             check(is_new, "G4", f"{question} was the name of another question")
-            return world._replace(question=question, seen=world.seen | {question})
+            return replace(world, question=question, seen=world.seen | {question})
         case ReportIdle():
             is_needless = not world.ledger.open or money.waits(world.session, world.ledger)
             waits = world.session.limit_wait is not None and not world.ledger.turn and world.ledger.own is None
-            check(is_needless or waits, "G6", f"nobody needs the process, and {world.ledger.open} are open")
+            if not (is_needless or waits):
+                raise Violation("G6", f"nobody needs the process, and {world.ledger.open} are open")
             check(not world.agent.has_task or world.agent.owed, "G6", "nobody needs the process, and a task runs in it")
             return world
         case ClaimBudget(key=key):
             check(key not in world.granted, "budget", f"{key} claims twice")
-            return world._replace(claims=world.claims | {key})
+            return replace(world, claims=world.claims | {key})
         case ReportReady() | AskToSave() | HoldConversation() | ReportLimit():
             return world
         case WaitUntil(subject=subject):
-            return world._replace(timers=world.timers | {subject})
+            return replace(world, timers=world.timers | {subject})
         case CallOnLimit(key=key):
-            return world._replace(undecided=key, given_up=world.given_up - {key})
+            return replace(world, undecided=key, given_up=world.given_up - {key})
         case CloseQuestion(question=question):
             check(world.question == question, "G2", f"{question} ends, and nobody asked it")
-            return _closed(world, question)._replace(untold=world.untold | {question})
+            money.check_close(world.session, world.ledger, question, fact)
+            return replace(_closed(world, question), untold=world.untold | {question})
         case TellAnswer(question=question, error=error):
             check(question in world.untold, "G2", f"the answer to {question} is told, and it is not over, or twice")
             is_open = any(waiting.id == question for waiting in world.durable_mirror.questions)
             check(error is not None or not is_open, "G7", f"the answer to {question} is told before it is durable")
-            return world._replace(untold=world.untold - {question})
+            return replace(world, untold=world.untold - {question})
         case _:
             return _answer(scenario, world, effect)
 
@@ -748,6 +841,9 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
         case LeaveInLog(turn=id):
             waiting = [other.id for other in world.durable.waiting]
             check(world.session.mode is Mode.LEFT, "G2", f"{id} is passed on by who has not left")
+            if world.session.is_handed_over:
+                check(id in world.durable.open, "G9", f"{id} is passed on, and is not open in the log")
+                return _settle_ask(scenario, world, id, Life.ACCEPTED, Life.PASSED_ON)
             check(id in waiting, "G2", f"{id} is passed on, and in the log only {waiting} wait")
             # An ask that shares a turn is passed on with the other asks of that turn.
             sharing = ask_queue.find(world.session.queue, id)
@@ -758,29 +854,39 @@ def _answer(scenario: Scenario, world: World, effect: Effect) -> World:
             id = interrupt.removeprefix("stop-")
             check((id, Life.ASKED) in world.interrupts, "G2", f"a receipt that nobody waits for: {interrupt}")
             given = tuple((other, Life.OVER if other == id else life) for other, life in world.interrupts)
-            return world._replace(interrupts=given)
+            return replace(world, interrupts=given)
+        case SettingTaken(change="edit"):
+            check(world.edit == Life.ASKED, "G2", "an edit is answered twice")
+            return replace(world, edit=Life.OVER)
         case SettingTaken():
             check(world.change == Life.ASKED, "G2", "a setting is taken twice")
-            return world._replace(change=Life.OVER)
+            return replace(world, change=Life.OVER)
         case GrantHold(hold=hold):
             index = next(i for i, (id, _) in enumerate(scenario.holds) if id == hold)
             check(world.holds[index] in (Life.ASKED, Life.ACCEPTED), "G2", f"{hold} is granted and nobody wants it")
-            return world._replace(holds=_with(world.holds, index, Life.ACCEPTED))
+            return replace(world, holds=_with(world.holds, index, Life.ACCEPTED))
         case EndHold(hold=hold):
             index = next(i for i, (id, _) in enumerate(scenario.holds) if id == hold)
             check(world.holds[index] in (Life.ASKED, Life.ACCEPTED), "G2", f"{hold} ends twice")
-            return world._replace(holds=_with(world.holds, index, Life.OVER))
+            return replace(world, holds=_with(world.holds, index, Life.OVER))
         case Finish():
             check(not _open_asks(world), "G2", f"finished, and asks are open: {world.asks}")
             check(all(life == Life.OVER for _, life in world.interrupts), "G2", "finished, and a receipt is owed")
             check(not any(life in (Life.ASKED, Life.ACCEPTED) for life in world.holds), "G2", "a hold has no end")
             check(world.change != Life.ASKED, "G2", "finished, and a setting is not answered")
+            check(world.edit != Life.ASKED, "G2", "finished, and an edit is not answered")
             check(not world.untold, "G2", f"finished, and nobody was told the answer to {world.untold}")
             is_there = world.is_asked_for or world.is_alive or world.has_exited
-            check(not is_there, "G6", "finished, and the process is there")
-            if world.session.mode is Mode.LEFT:
+            is_given = world.session.is_handed_over
+            check(is_there == is_given, "G6", "finished, and the process is there, or was there to be handed over")
+            if is_given:
+                check(world.durable_mirror.held is not None, "G9", "handed over, and the log does not say so")
+            elif world.session.mode is Mode.CLOSED and world.session.store is Store.WORKING:
+                asked = [question.id for question in world.durable_mirror.questions]
+                check(not asked, "G2", f"closed, and {asked} wait for an answer")
+            elif world.session.mode is Mode.LEFT:
                 _check_left(scenario, world)
-            return world._replace(is_finished=True)
+            return replace(world, is_finished=True)
         case _:
             raise AssertionError(f"no such effect: {effect}")
 
@@ -792,8 +898,12 @@ def _check_left(scenario: Scenario, world: World) -> None:
         check(may_go, "G2", "it has left, and the log does not have what callers were told")
         return
     found = world.durable_mirror
-    is_settled = found.session.turn is None and found.session.own is None and not found.questions
-    check(is_settled and world.durable.own is None, "G2", f"it has left, and something is open: {found}")
+    about_budget = world.session.budget_question
+    kept = [] if about_budget is None else [about_budget.id]
+    has_asked = [question.id for question in found.questions] != kept
+    is_settled = found.session.turn is None and found.session.own is None and not has_asked
+    if not is_settled or world.durable.own is not None:
+        raise Violation("G2", f"it has left, and something is open: {found}")
     check(found.session.mode is Mode.OPEN, "replay", f"it has left, and the log says {found.session.mode}")
     lives = zip(scenario.asks, world.asks, strict=True)
     passed_on = frozenset(ask.id for ask, life in lives if life == Life.PASSED_ON)
@@ -803,7 +913,7 @@ def _check_left(scenario: Scenario, world: World) -> None:
 def _settle_ask(scenario: Scenario, world: World, id: str, life: int, following: int) -> World:
     index = next(i for i, ask in enumerate(scenario.asks) if ask.id == id)
     check(world.asks[index] == life, "G2", f"{id} is {world.asks[index]} and becomes {following}")
-    return world._replace(asks=_with(world.asks, index, following))
+    return replace(world, asks=_with(world.asks, index, following))
 
 
 def _check_outcome(scenario: Scenario, world: World, id: str, outcome: Outcome) -> None:
@@ -839,7 +949,7 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
         check(any(member.id == ask.id for member in turn), "G3", f"{data} is written and {turn} was granted")
         check(ref not in world.sent, "G4", f"{data} is written again: an agent may drop what it has seen")
         money.check_prompt(world.session, world.ledger, world.granted, ask.caller)
-        world = world._replace(sent=world.sent | {ref})
+        world = replace(world, sent=world.sent | {ref})
         if turn[0].id == ask.id and len(turn) == 1:
             check(
                 agent.is_idle(acknowledges=scenario.acknowledges),
@@ -854,8 +964,8 @@ def _write(scenario: Scenario, world: World, process: int, data: bytes) -> World
         check(is_durable, "G7", f"{data} is written before the intent is durable")
         if scenario.agents:
             _check_agent(world, ask.id, is_new=is_new)
-            world = world._replace(got=world.got | {(ask.id, world.serving)})
-    return world._replace(is_writing=True, agent=agent._replace(inbox=(*agent.inbox, data)))
+            world = replace(world, got=world.got | {(ask.id, world.serving)})
+    return replace(world, is_writing=True, agent=replace(agent, inbox=(*agent.inbox, data)))
 
 
 def _check_agent(world: World, id: str, *, is_new: bool) -> None:
@@ -882,8 +992,9 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
         if any(use.concerns(scenario.by_id[other].caller) for use in session.shared):
             return True
         hold = session.hold
-        asks = scenario.by_id
-        return hold is not None and asks[other].hold != hold.id and asks[other].priority <= hold.priority
+        if hold is None or scenario.by_id[other].hold == hold.id:
+            return False
+        return _class_of(scenario, world, other) <= hold.priority
 
     ledger, mirror = world.ledger, world.mirror
     boundary = -1
@@ -896,7 +1007,7 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
             check(not is_said or boundary >= 0, "log", f"{id} ended before its boundary was logged")
             _check_end(scenario, world, fact, id, data)
         if kind == kinds.TURN_INTERRUPTED and b'"preempt"' in data:
-            victim = 0 if id not in scenario.by_id else scenario.by_id[id].priority
+            victim = _class_of(scenario, world, id)
             urgent = (*ledger.waiting, *(hold for hold in session.queue if isinstance(hold, Hold)))
             is_due = any(waiting.priority > max(victim, 0) for waiting in urgent)
             check(is_due, "G5", f"{id} is told to give way, to nobody more urgent")
@@ -905,7 +1016,7 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
         if kind == kinds.TURN_REQUEUED and b'"limit"' in data:
             _check_retry(scenario, world, id)
             # The turn had no effect, so another agent may get it.
-            world = world._replace(got=frozenset(pair for pair in world.got if pair[0] != id))
+            world = replace(world, got=frozenset(pair for pair in world.got if pair[0] != id))
         if kind == kinds.SESSION_FELL_BACK and b'"return"' not in data:
             is_between = not ledger.turn and ledger.own is None
             check(is_between, "fallback", f"the agent changes in the middle of {ledger.turn or ledger.own}")
@@ -917,7 +1028,13 @@ def _append(scenario: Scenario, world: World, fact: Fact, entries: tuple[Any, ..
     # Appends without waiting effects between two others need no separate states.
     awaited = {seq for seq, _ in session.deferred}
     unlogged = tuple(u for u in unlogged if u.seq in awaited or u is unlogged[-1])
-    return world._replace(ledger=ledger, mirror=mirror, unlogged=unlogged)
+    return replace(world, ledger=ledger, mirror=mirror, unlogged=unlogged)
+
+
+def _class_of(scenario: Scenario, world: World, id: str) -> int:
+    members = (*world.ledger.turn, *world.ledger.waiting)
+    asked = 0 if id not in scenario.by_id else scenario.by_id[id].priority
+    return next((member.priority for member in members if member.id == id), asked)
 
 
 def _check_retry(scenario: Scenario, world: World, id: str) -> None:
@@ -945,11 +1062,12 @@ def _check_end(scenario: Scenario, world: World, fact: Fact, id: str, data: byte
         has_clock = bool(scenario.config.get("clocks")) or world.session.config.on_budget != "queue"
         check(is_wanted or by_other or has_clock, "G4", f"{id} is interrupted and nobody wanted it")
     if b'"outcome":"refused"' in data:
-        is_leaving = world.session.mode in (Mode.LEAVING, Mode.PARTING, Mode.LEFT)
+        is_leaving = world.session.mode in (Mode.LEAVING, Mode.HANDING, Mode.PARTING, Mode.LEFT)
         check(not is_leaving or ask.is_last, "G2", f"{id} is refused, and could have been passed on")
     if b'"outcome":"preempted"' in data:
-        urgent = [*(other.priority for other in asked), *(p for _, p in scenario.holds)]
-        check(any(p > ask.priority and p > 0 for p in urgent), "G5", f"{id} was preempted, by nobody more urgent")
+        victim = _class_of(scenario, world, id)
+        urgent = [*(other.priority for other in asked), *dict(ledger.classes).values(), *(p for _, p in scenario.holds)]
+        check(any(p > victim and p > 0 for p in urgent), "G5", f"{id} was preempted, by nobody more urgent")
 
 
 def _check_drain(before: Session, session: Session, fact: Fact) -> None:
@@ -964,7 +1082,7 @@ def _check_drain(before: Session, session: Session, fact: Fact) -> None:
         check(is_over or not session.process.tasks, "G5", f"{fact} ends a drain, and {session.process.tasks} run")
 
 
-_WAITING = (Mode.DRAINING, Mode.LEAVING)
+_WAITING = (Mode.DRAINING, Mode.LEAVING, Mode.HANDING)
 
 
 # -- invariants of every state ---------------------------------------------------------------------------------------
@@ -981,7 +1099,8 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
             is_bound = ask.deadline is not None and life == Life.ACCEPTED and ask.id not in world.ledger.ended
             check(not is_bound or is_watched, "G5", f"{ask.id} has a deadline, and nothing ends it then")
     tasks = world.mirror.session.process.tasks
-    check(session.process.tasks == tasks, "replay", f"in the log {tasks} run, and it is {session.process.tasks}")
+    if session.process.tasks != tasks:
+        raise Violation("replay", f"in the log {tasks} run, and it is {session.process.tasks}")
     for turn in (session.turn, session.own):
         # A request to end one ask of a shared turn has no effect: the other asks need the turn.
         if turn is not None and turn.id in world.unwanted and len(turn.asks) <= 1:
@@ -1003,10 +1122,12 @@ def _check_state(scenario: Scenario, world: World, before: Session) -> None:
     ):
         return
     live, durable = projection(session), projection(world.mirror.session)
-    check(live == durable, "replay", f"the log says {durable}, and it is {live}")
+    if live != durable:
+        raise Violation("replay", f"the log says {durable}, and it is {live}")
     _check_questions(scenario, world)
     ids = [waiting.id for waiting in world.ledger.waiting]
-    check(sorted(ids) == sorted(_queued_ids(session)), "log", f"the log has {ids} waiting, not {_queued_ids(session)}")
+    if sorted(ids) != sorted(_queued_ids(session)):
+        raise Violation("log", f"the log has {ids} waiting, not {_queued_ids(session)}")
 
 
 def _check_questions(scenario: Scenario, world: World) -> None:
@@ -1014,12 +1135,13 @@ def _check_questions(scenario: Scenario, world: World) -> None:
     all_open = (*world.session.questions, *(() if about_budget is None else (about_budget,)))
     open_ones = [(question.id, question.turn) for question in all_open]
     logged = [(question.id, question.turn) for question in world.mirror.questions]
-    if world.budget[BUDGETS.index("fail")] < scenario.budget.get("fail", 0):
+    if world.budget[_INDEX["fail"]] < scenario.budget.get("fail", 0):
         # A question from the time when the log failed is not in the log. But no question is open only in the log.
         is_same = {id for id, _ in logged} <= {id for id, _ in open_ones}
     else:
         is_same = logged == open_ones
-    check(is_same, "replay", f"in the log {logged} wait for an answer, and it is {open_ones}")
+    if not is_same:
+        raise Violation("replay", f"in the log {logged} wait for an answer, and it is {open_ones}")
 
 
 def _queued_ids(session: Session) -> list[str]:
@@ -1068,7 +1190,8 @@ def _brief(turn: Turn | None) -> tuple[object, ...] | None:
     if turn is None:
         return None
     joined, steered = (tuple(ask.id for ask in asks) for asks in (turn.joined, turn.steered))
-    return turn.id, turn.attempt, joined, steered, turn.limit_waits, turn.agent
+    prompts = tuple(ask.prompt for ask in turn.asks)
+    return turn.id, turn.attempt, prompts, joined, steered, turn.limit_waits, turn.agent
 
 
 def _open_asks(world: World) -> bool:
@@ -1084,7 +1207,7 @@ def key(world: World) -> tuple[object, ...]:
     process = session.process
     return (
         *(
-            *(session.mode, session.leave_by, session.is_overdue, session.tasks_by),
+            *(session.mode, session.is_handing, session.leave_by, session.is_overdue, session.tasks_by),
             session.conversation,
             session.collecting,
             session.hold,
@@ -1108,17 +1231,17 @@ def key(world: World) -> tuple[object, ...]:
         *(money.key(session), world.claims, world.granted),
         *(world.is_asked_for, world.is_alive, world.has_exited, world.is_told_to_stop, world.is_writing, world.is_cut),
         frozenset(_timer_key(session, subject) for subject in world.timers),
-        *(world.interrupts, world.unwanted, world.change, world.is_finished),
+        *(world.interrupts, world.unwanted, world.change, world.edit, world.is_finished),
         *(_question_key(session, world.question), len(world.untold)),
         frozenset(_fact_key(session, fact) for fact in world.late),
         # The state that another host would find, as long as a crash is possible.
-        *(map(_past_key, _mirrors(world)) if world.budget[BUDGETS.index("crash")] else ()),
+        *(map(_past_key, _mirrors(world)) if world.budget[_INDEX["crash"]] else ()),
     )
 
 
 def _ledger_key(session: Session, ledger: Ledger) -> Ledger:
     """Without a budget, the amount that was spent does not matter."""
-    return ledger if session.config.budget is not None else ledger._replace(spent=(0, 0))
+    return ledger if session.config.budget is not None else replace(ledger, spent=(0, 0))
 
 
 def _mirrors(world: World) -> tuple[SessionHistory, ...]:
@@ -1142,7 +1265,7 @@ def _turn_key(turn: Turn | None) -> tuple[object, ...] | None:
         *(turn.is_opened, turn.names_prompts, turn.can_interrupt, turn.is_acknowledged, turn.settled),
         None if turn.boundary is None else (turn.boundary.text, turn.boundary.refs, turn.boundary.is_error),
         # Members that a later version of `Turn` adds.
-        *(getattr(turn, name) for name in _OTHER_MEMBERS),
+        _other_members(turn),
     )
 
 
@@ -1153,17 +1276,17 @@ _KNOWN_MEMBERS = frozenset(
         *("settled", "boundary"),
     )
 )
-_OTHER_MEMBERS = tuple(name for name in Turn.__struct_fields__ if name not in _KNOWN_MEMBERS)
+_other_members = attrgetter(*(name for name in Turn.__struct_fields__ if name not in _KNOWN_MEMBERS))
 
 
 # Members that do not distinguish states: numbers that only grow, texts that only explain, and the toy's protocol state,
 # which the other members determine.
 _UNIMPORTANT = ("number", "frames_sent", "exit", "error", "schema", "protocol")
-_PROCESS_MEMBERS = tuple(name for name in ProcessState.__struct_fields__ if name not in _UNIMPORTANT)
+_process_members = attrgetter(*(name for name in ProcessState.__struct_fields__ if name not in _UNIMPORTANT))
 
 
 def _process_key(process: ProcessState) -> tuple[object, ...]:
-    return process.error is None, process.schema is None, *(getattr(process, name) for name in _PROCESS_MEMBERS)
+    return process.error is None, process.schema is None, _process_members(process)
 
 
 def _brief_deferred(deferred: object) -> object:
@@ -1233,6 +1356,8 @@ class Found:
     states: int = 0
     transitions: int = 0
     terminals: int = 0
+    # States that were handed over on trial: exploration_hand_over.py.
+    hand_overs: int = 0
     is_whole: bool = True
     violation: Violation | None = None
     trace: list[Fact | None] = field(default_factory=list["Fact | None"])
@@ -1241,7 +1366,7 @@ class Found:
         whole = "" if self.is_whole else " (cut short)"
         return (
             f"{self.scenario.name}: {self.states:,} states, {self.transitions:,} transitions, "
-            f"{self.terminals:,} ends{whole}"
+            f"{self.terminals:,} ends, {self.hand_overs:,} hand-overs{whole}"
         )
 
 
@@ -1273,7 +1398,8 @@ class _Search:
 
     def run(self) -> None:
         frontier = deque([self.scenario.first()])
-        self._add(key(frontier[0]), frontier[0], -1, 0)
+        self.seen[key(frontier[0])] = 0
+        self._add(frontier[0], -1, 0)
         number = 0
         while frontier:
             world = frontier.popleft()
@@ -1302,9 +1428,13 @@ class _Search:
                 raise _Failed(violation, index) from None
             self.found.transitions += 1
             name = key(after)
-            known = self.seen.get(name)
-            if known is None:
-                known = self._add(name, after, number, index)
+            known = self.seen.setdefault(name, len(self.parents))
+            if known == len(self.parents):
+                try:
+                    self.found.hand_overs += try_hand_over(after.session)
+                except Violation as violation:
+                    raise _Failed(violation, index) from None
+                self._add(after, number, index)
                 yield after
             if move.by == "world":
                 self.by_world[known].append(number)
@@ -1313,20 +1443,18 @@ class _Search:
         if index < 0:
             self.found.terminals += 1
 
-    def _add(self, name: tuple[object, ...], world: World, parent: int, index: int) -> int:
-        number = self.seen[name] = len(self.parents)
+    def _add(self, world: World, parent: int, index: int) -> None:
         self.parents.append((parent, index))
         self.by_world.append([])
         self.by_agent.append([])
         is_closing = world.session.mode not in (Mode.OPEN, Mode.DRAINING) and not world.is_finished
         owes = any(life == Life.ASKED for _, life in world.interrupts)
-        waits = Life.ASKED in world.holds or world.change == Life.ASKED
+        waits = Life.ASKED in world.holds or Life.ASKED in (world.change, world.edit)
         is_answered = not _open_asks(world) or money.waits(world.session, world.ledger)
         self.is_over.append(is_answered and not owes and not is_closing and not waits)
         turns = (world.session.turn, world.session.own)
         is_running = any(turn is not None and turn.phase is TurnPhase.RUNNING for turn in turns)
         self.is_at_work.append(is_running and world.is_alive and not world.is_told_to_stop)
-        return number
 
     def _look_for_wedges(self) -> None:
         goals = [i for i, (over, work) in enumerate(zip(self.is_over, self.is_at_work, strict=True)) if over or work]

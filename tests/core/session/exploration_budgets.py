@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from tests.core.session.ledger import Ledger, check
 
+from banksman.core.dialects.dialect import DENIED, Decision
 from banksman.core.session.budget import CapUse
-from banksman.core.session.permissions import DENIED, Decision
+from banksman.core.session.facts import Fact, QuestionAnswered
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import Mode, Session
+from banksman.core.session.state import KEEPING, Mode, Session
 from banksman.core.session.turn import Turn, TurnPhase
 
 RAISED = Decision(allows=True, option="raise")
@@ -63,8 +64,15 @@ def check_state(session: Session, ledger: Ledger) -> None:
             is_held = is_spent or any(use.concerns(turn.ask and turn.ask.caller) for use in stops)
             check(not is_held, "budget", f"{turn.id} goes on, and the budget is used up")
     is_asked = session.budget_question is not None or session.is_budget_answered
-    if config.on_budget == "ask" and session.mode is Mode.OPEN and is_over(session, ledger):
+    if config.on_budget == "ask" and session.mode in (Mode.OPEN, Mode.HANDING) and is_over(session, ledger):
         check(is_asked, "budget", "the budget is used up, and nobody is asked")
+
+
+def check_close(session: Session, ledger: Ledger, question: str, fact: Fact) -> None:
+    """Check that the question about the budget stays the same one for a person, wherever the session goes."""
+    is_needless = not question.startswith("q-0.") or not is_over(session, ledger)
+    is_answered = isinstance(fact, QuestionAnswered) or session.mode not in KEEPING
+    check(is_needless or is_answered, "budget", f"{question} is withdrawn, and the budget is used up")
 
 
 def waits(session: Session, ledger: Ledger) -> bool:

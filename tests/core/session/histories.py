@@ -23,6 +23,7 @@ from tests.core.session.talk import TELLING, Talk
 from tests.core.session.toy import Manners
 
 from banksman.core.dialects.claude import CLAUDE
+from banksman.core.dialects.dialect import Decision, Verdict
 from banksman.core.dialects.meaning import (
     LimitsReported,
     LimitWindow,
@@ -38,6 +39,7 @@ from banksman.core.dialects.tokens import Tokens
 from banksman.core.process_facts import Exited, Started, StartFailed, WriteFailed
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
+from banksman.core.session import live_state
 from banksman.core.session.ask_queue import BACKGROUND, INTERACTIVE, NORMAL
 from banksman.core.session.budget import Budget
 from banksman.core.session.effects import Append, Effect
@@ -46,6 +48,7 @@ from banksman.core.session.facts import (
     AccountLimited,
     AppendFailed,
     Asked,
+    AskEdited,
     AskMoved,
     AskWithdrawn,
     Begun,
@@ -54,16 +57,18 @@ from banksman.core.session.facts import (
     DrainAsked,
     EvictAsked,
     Fact,
+    HandedOver,
+    HandOverAsked,
     HoldAsked,
     InterruptAsked,
     LeaveAsked,
     ProcessReported,
     QuestionAnswered,
     SettingAsked,
+    ShareAsked,
     TimerFired,
 )
 from banksman.core.session.history import SessionHistory
-from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Session
 from banksman.errors import ErrorKind
@@ -143,7 +148,7 @@ WALKS = {
 _CHANCES: dict[type, float] = {
     **dict.fromkeys((CloseAsked, DrainAsked, LeaveAsked, AppendFailed), 0.02),
     **dict.fromkeys((Exited, StartFailed, WriteFailed, TimerFired, EvictAsked), 0.1),
-    **dict.fromkeys((Asked, HoldAsked, AskWithdrawn, InterruptAsked, AskMoved), 0.25),
+    **dict.fromkeys((Asked, HoldAsked, AskWithdrawn, InterruptAsked, AskMoved, AskEdited), 0.25),
 }
 
 
@@ -221,6 +226,7 @@ def _costs_and_settings() -> Told:
     for number, (name, value) in enumerate((("model", "x"), ("permission_mode", "plan"), ("model", "y")), 1):
         talk.tell(SettingAsked(0.0, f"c{number}", name, value))
         talk.mean(Replied(f"setting-1-{number}"))
+    talk.tell(ShareAsked(0.0, "s", ("bob", "carol"), "alice"))
     talk.mean(TurnOpened(origin="task", can_interrupt=True))
     talk.mean(UsageReported("c1", Tokens(5, 1)))
     talk.mean(TurnOver(origin="task", text="own", spent=2.5))
@@ -271,6 +277,24 @@ def _fallen_back() -> Told:
     return talk
 
 
+def _handed_over() -> Told:
+    """A session that is handed over in the middle of a turn, and continued by the next host."""
+    old = open_talk()
+    old.ask(ask("a", NORMAL))
+    old.begin()
+    old.opens("a0000")
+    old.ask(ask("b", NORMAL))
+    old.tell(HandOverAsked(0.0, 9.0))
+    held = live_state.frozen(old.state)
+    old.tell(HandedOver(0.0, 1, {"hold": "h", "host": 7, "until": 9.0}))
+    adopted = [entry(None, kinds.PROCESS_ADOPTED, process=1, pid=77, hold="h", born=("boot", 77, 1, 76, 1, 8, 1))]
+    talk = open_talk(before=[*old.appends, adopted])
+    talk.state = replace(held, head=talk.state.head, committed=talk.state.head)
+    talk.over("a0000")
+    talk.over("b0000")
+    return talk
+
+
 def _imported() -> Told:
     """An imported log: its original opening, queue and conversation do not belong to the new session."""
     first = open_talk()
@@ -302,7 +326,7 @@ def _adopted(*, fork: bool, is_known: bool) -> Told:
     talk = open_talk("theirs", fork=fork)
     talk.ask(ask("a", NORMAL))
     if is_known:
-        talk.tell(ProcessReported(0.0, 1, Started(77, 0.0, ("boot", 77, 5, 78, 6, 79, 7))))
+        talk.tell(ProcessReported(0.0, 1, Started(77, 0.0, ("boot", 77, 5, 78, 6, 79, 7, 80, 8))))
         talk.hear(b"ok handshake-1")
         talk.over("a0000", spent=3.0)
         talk.serve(ask("b", NORMAL), spent=4.0)
@@ -352,6 +376,7 @@ def _asked_and_added() -> Told:
     for name in ("low", "lower", "lowest"):
         talk.ask(ask(name, BACKGROUND, rules=_RULES, schema={"type": "object"}))
     talk.tell(AskMoved(0.0, "lowest"))
+    talk.tell(AskEdited(0.0, "c", "lower", prompt="another", priority=NORMAL))
     talk.ask(ask("s", NORMAL, on_busy="steer"))
     for name in ("q1", "q2"):
         talk.mean(Requested(name, RequestPurpose.PERMISSION, "can_use_tool", "Bash"))
@@ -366,6 +391,7 @@ _TALKS = {
     "limits": _limits,
     "budget": _budget,
     "fallen back": _fallen_back,
+    "handed over": _handed_over,
     "imported": _imported,
     "a question is kept": _kept,
     "adopted": functools.partial(_adopted, fork=False, is_known=True),

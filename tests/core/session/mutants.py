@@ -31,6 +31,7 @@ from tests.core.session import (
     test_watchdogs_session,
 )
 
+from banksman.core.dialects.dialect import Decision, Verdict
 from banksman.core.dialects.meaning import Replied, Thought, TurnOver, UsageReported
 from banksman.core.session import (
     agent_conversation,
@@ -42,8 +43,10 @@ from banksman.core.session import (
     durability,
     fallback,
     grants,
+    hand_over,
     idle_process,
     limit_wait,
+    live_state,
     permissions,
     process_life,
     provider_limits,
@@ -52,8 +55,10 @@ from banksman.core.session import (
     step,
     timers,
     tool_cleanup,
+    turn_boundary,
     turn_end,
-    usage,
+    turn_log,
+    turn_usage,
     watchdogs,
 )
 from banksman.core.session import event as kinds
@@ -62,13 +67,12 @@ from banksman.core.session import questions as questioning
 from banksman.core.session import replay as replaying
 from banksman.core.session.ask_queue import BACKGROUND, Queue, Waiting
 from banksman.core.session.budget import CapUse
-from banksman.core.session.effects import Effect, ReportIdle, Resolve, StartProcess, TellAnswer
+from banksman.core.session.effects import Effect, Finish, ReportIdle, Resolve, StartProcess, TellAnswer
 from banksman.core.session.event import Entry, Event, entry
 from banksman.core.session.facts import Timer
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.idempotency import KEYS_MAX, IdempotencyKeys
 from banksman.core.session.outcome import By, Kind, Outcome
-from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.session.state import (
     Deferred,
     LimitWait,
@@ -120,21 +124,21 @@ def _mutant(name: str, where: object, function: str, found_by: str | Callable[[]
 # -- usage -----------------------------------------------------------------------------------------------------------
 @_mutant("usage forgotten on replay", replaying, "_count", "usage")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def count(state: Session, event: Event) -> Session:
+    def count(state: Session, *_reported: Any) -> Session:
         return state
 
     return count
 
 
-@_mutant("usage counted by each ask of a turn", turn_end, "_counted", "usage of collected asks")
+@_mutant("usage counted by each ask of a turn", turn_log, "counted", "usage of collected asks")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(turn: Turn | None, used: Usage | None) -> dict[str, object]:
-        return {"added": used, "caller": None} if turn is None else right(turn, used)
+    def counted(work: Transition, turn: Turn | None, used: Usage | None) -> dict[str, object]:
+        return right(work, turn, used) | ({"added": used} if turn is None else {})
 
     return counted
 
 
-@_mutant("reported usage counted again at the end", usage, "report", "usage")
+@_mutant("reported usage counted again at the end", turn_usage, "report", "usage")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def report(work: Transition, report: UsageReported) -> None:
         right(work, report)
@@ -194,12 +198,20 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return stop_turns
 
 
-@_mutant("question about budget left open at the leave", budget_gate, "withdraw", "a budget, and a leave")
+@_mutant("question about budget left open at the close", budget_gate, "withdraw", "a budget that asks")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def withdraw(work: Transition, by: str) -> None:
         pass
 
     return withdraw
+
+
+@_mutant("the next host asks again about the budget", budget_gate, "kept", "a budget, and a leave")
+def _(_right: Callable[..., Any]) -> Callable[..., Any]:
+    def kept(_past: SessionHistory) -> None:
+        return None
+
+    return kept
 
 
 @_mutant("usage lost with the log", durability, "_lost_usage", "a budget, and a log that fails")
@@ -224,7 +236,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- assignment of boundaries ----------------------------------------------------------------------------------------
-@_mutant("boundary not matched to its turn", agent_output, "_may_be_of", "a boundary twice")
+@_mutant("boundary not matched to its turn", turn_boundary, "_may_be_of", "a boundary twice")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     def may_be_of(work: Transition, turn: Turn, over: TurnOver) -> bool:
         return True
@@ -232,7 +244,7 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
     return may_be_of
 
 
-@_mutant("own turn's boundary answers the ask", agent_output, "_may_be_of", "an own turn")
+@_mutant("own turn's boundary answers the ask", turn_boundary, "_may_be_of", "an own turn")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def may_be_of(work: Transition, turn: Turn, over: TurnOver) -> bool:
         return not over.refs or right(work, turn, over)
@@ -240,7 +252,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return may_be_of
 
 
-@_mutant("two outcomes when exit follows boundary", agent_output, "_end_ours", "an exit")
+@_mutant("two outcomes when exit follows boundary", turn_boundary, "_end_ours", "an exit")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def end_ours(work: Transition, turn: Turn, boundary: TurnOver) -> None:
         right(work, turn, boundary)
@@ -249,7 +261,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     return end_ours
 
 
-@_mutant("own turn is not ended when its boundary names ours", agent_output, "_on_over", "a wordy agent")
+@_mutant("own turn is not ended when its boundary names ours", turn_boundary, "on_over", "a wordy agent")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
     def on_over(work: Transition, over: TurnOver) -> None:
         own = work.state.own
@@ -398,7 +410,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
         if turn is not None and turn.id == id and turn.phase is TurnPhase.STARTING:
             # The outcome is given, but the grant is kept.
             outcome = Outcome(kind=Kind.WITHDRAWN)
-            turn_end.log_ended(work, id, outcome, By.WITHDRAWN)
+            turn_log.log_ended(work, id, outcome, By.WITHDRAWN)
             work.after_commit(Resolve(id, outcome))
             work.set_turn(replace(turn, may_write=False))
         else:
@@ -728,10 +740,10 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_settings.test_granted_prompt_moves_to_next_process_when_setting_is_unanswered,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def write_prompt(work: Transition) -> None:
+    def write_prompt(work: Transition, turn: Turn) -> None:
         stale = work.state.process.stale
         work.set_process(stale=Replacement.NO)
-        right(work)
+        right(work, turn)
         work.set_process(stale=stale)
 
     return write_prompt
@@ -772,8 +784,8 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
     test_idle_process.test_idle_process_is_retired_and_next_ask_resumes,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def start_process(work: Transition, schema: Any) -> None:
-        right(work, schema)
+    def start_process(work: Transition, *how: Any) -> None:
+        right(work, *how)
         last = work.effects.pop()
         assert isinstance(last, StartProcess)
         work.do(replace(last, conversation=None))
@@ -828,8 +840,8 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant(
     "crashes are never forgiven",
-    agent_output,
-    "_on_over",
+    turn_boundary,
+    "on_over",
     test_idle_process.test_ask_during_backoff_is_served_after_it,
 )
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -1403,8 +1415,8 @@ _task_scenario = "tasks in the background, and a log that fails"
 
 @_mutant("background tasks outlive the log that lost their end", replaying, "_fold_session", _task_scenario)
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def fold(state: Session, event: Event) -> Session:
-        return state if event.kind == kinds.SESSION_STORE_RETURNED else right(state, event)
+    def fold(state: Session, kind: str, body: dict[str, Any]) -> Session:
+        return state if kind == kinds.SESSION_STORE_RETURNED else right(state, kind, body)
 
     return fold
 
@@ -1522,8 +1534,8 @@ _mutant(
 
 @_mutant("a limit is forgotten on replay", replaying, "_fold_session", "a limit")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def fold(state: Session, event: Event) -> Session:
-        return state if event.kind == kinds.LIMITS_CHANGED else right(state, event)
+    def fold(state: Session, kind: str, body: dict[str, Any]) -> Session:
+        return state if kind == kinds.LIMITS_CHANGED else right(state, kind, body)
 
     return fold
 
@@ -1558,7 +1570,7 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("the limit of a requeued ask is forgotten on replay", replaying, "_limited_by", "a wait for a limit")
 def _(_right: Callable[..., Any]) -> Callable[..., Any]:
-    def limited_by(state: Session, _event: Event) -> Session:
+    def limited_by(state: Session, _body: dict[str, Any]) -> Session:
         return state
 
     return limited_by
@@ -1566,8 +1578,8 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("replay does not count how often an ask waited for a limit", replaying, "_again", "a wait for a limit")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def again(turn: Turn, event: Event) -> Turn:
-        return replace(right(turn, event), limit_waits=turn.limit_waits)
+    def again(turn: Turn, body: dict[str, Any]) -> Turn:
+        return replace(right(turn, body), limit_waits=turn.limit_waits)
 
     return again
 
@@ -1662,8 +1674,8 @@ def _(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_mutant("a fall-back is forgotten on replay", replaying, "_fold_session", "a fall-back")
 def _(right: Callable[..., Any]) -> Callable[..., Any]:
-    def fold(state: Session, event: Event) -> Session:
-        return state if event.kind == kinds.SESSION_FELL_BACK else right(state, event)
+    def fold(state: Session, kind: str, body: dict[str, Any]) -> Session:
+        return state if kind == kinds.SESSION_FELL_BACK else right(state, kind, body)
 
     return fold
 
@@ -1713,3 +1725,89 @@ def _(_right: Callable[..., Any]) -> Callable[..., Any]:
         return isinstance(error, ProgramNotFound)
 
     return notice_missing
+
+
+# -- hand-over -------------------------------------------------------------------------------------------------------
+@_mutant("the next host does not get the open turn", live_state, "encode", "a hand-over")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(state: Session) -> Any:
+        encoded = right(state)
+        del encoded["fields"]["turn"]
+        return encoded
+
+    return wrong
+
+
+@_mutant("the next host repeats the prompt", live_state, "frozen", "a hand-over")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(state: Session) -> Session:
+        held = right(state)
+        if held.turn is None or held.turn.phase is not TurnPhase.RUNNING:
+            return held
+        return replace(held, turn=replace(held.turn, phase=TurnPhase.STARTING, may_write=True))
+
+    return wrong
+
+
+@_mutant("a process is handed over in the middle of a frame", hand_over, "may_hand_over", "a hand-over")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(state: Session) -> Any:
+        return right(replace(state, process=replace(state.process, stdin=Stdin.FREE)))
+
+    return wrong
+
+
+@_mutant("a session leaves with effects that wait for its log", hand_over, "may_hand_over", "a hand-over")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(state: Session) -> Any:
+        return right(replace(state, deferred=()))
+
+    return wrong
+
+
+@_mutant("nobody tells the callers of a turn that it goes on elsewhere", hand_over, "_leave", "a hand-over")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(work: Transition, fact: Any) -> None:
+        right(work, fact)
+        work.set(deferred=tuple(pair for pair in work.state.deferred if isinstance(pair[1], Finish)))
+
+    return wrong
+
+
+@_mutant("the question about a budget ends with the old host", budget_gate, "_ask_or_withdraw", "a budget that asks")
+def _(right: Callable[..., Any]) -> Callable[..., Any]:
+    def wrong(work: Transition, caps: tuple[CapUse, ...]) -> None:
+        if work.state.mode is Mode.HANDING:
+            budget_gate.withdraw(work, "budget")
+        else:
+            right(work, caps)
+
+    return wrong
+
+
+def _frozen_without(**lost: Any) -> Wrong:
+    """Return a `frozen` that loses fields of the session, or of its turn (`turn_…`)."""
+    of_turn = {name.removeprefix("turn_"): value for name, value in lost.items() if name.startswith("turn_")}
+    of_session = {name: value for name, value in lost.items() if not name.startswith("turn_")}
+
+    def wrong(right: Callable[..., Any]) -> Callable[..., Any]:
+        def frozen(state: Session) -> Session:
+            held = replace(right(state), **of_session)
+            return held if held.turn is None else replace(held, turn=replace(held.turn, **of_turn))
+
+        return frozen
+
+    return wrong
+
+
+for _name, _scenario, _lost in (
+    ("the next host does not wait for the limit", "a hand-over, and a wait", {"limit_wait": None}),
+    ("the next host does not know the limit", "a hand-over, and the account", {"limited_until": None}),
+    ("the next host forgets that a tool runs", "a hand-over, and a wait", {"turn_used_tools": False}),
+    ("the next host returns to the first agent", "a hand-over, and a fall-back", {"agent": "one"}),
+    ("the next host counts the budget anew", "a hand-over, and a budget", {"used": NO_USAGE}),
+    ("the next host forgets the answer about the budget", "a budget that asks", {"is_budget_answered": False}),
+    ("the next host forgets the shared caps", "a shared budget that asks", {"shared": ()}),
+    ("the next host forgets an open question", "a hand-over, and a question with a time", {"questions": ()}),
+):
+    _mutant(_name, live_state, "frozen", _scenario)(_frozen_without(**_lost))

@@ -69,6 +69,8 @@ _WAIT = {"on_limit": "wait"}
 _TWO = ("one", "two")
 _CALL = {"on_limit": "call"}
 _SHARED = {"shares_budget": True}
+_ON_ASK = {"on_budget": "ask"}
+_ASKED = {"question_seconds": 0.0}
 
 
 def _budget(on_budget: str, **caps: Any) -> dict[str, Any]:
@@ -82,6 +84,9 @@ SCENARIOS = {
         scenario("three asks", USUAL, PATIENT, URGENT),
         scenario("an interrupt and a withdrawal", LOW, USUAL, interrupt=1, withdraw=1),
         scenario("one is moved", LOW, USUAL, PATIENT, move=1),
+        scenario("one is edited", LOW, PATIENT, edit=1, lazy="log", fail=1),
+        scenario("one of several is edited", FIRST, SECOND, edit=2, crash=1),
+        scenario("one in a hold is edited", HELD, LOW, holds=(("hold", NORMAL),), edit=1, leave=1),
         scenario("a log that takes its time", LOW, URGENT, lazy="log", withdraw=1),
         scenario("a log that fails", PATIENT, URGENT, lazy="log", fail=1),
         scenario("a log that fails twice", LOW, lazy="log", fail=2, interrupt=1, close=1),
@@ -126,6 +131,32 @@ SCENARIOS = {
         scenario("a leave, and tools that live on", USUAL, URGENT, hurry=1, config=_TOOLS),
         scenario("a leave, and who comes next", PATIENT, URGENT, lazy="log", leave=1, claim=1),
         scenario("a leave, late", LOW, USUAL, hurry=1, late=1),
+        scenario("a hand-over", PATIENT, lazy="log pipe start", hand=1, claim=1),
+        scenario("a hand-over among three", LOW, PATIENT, URGENT, hand=1, claim=1),
+        scenario("a hand-over, interrupted", USUAL, lazy="log pipe", hand=1, interrupt=1, claim=1),
+        scenario("a hand-over, withdrawn from", LOW, USUAL, lazy="log", hand=1, withdraw=1, claim=1),
+        scenario("a hand-over, and a log that fails", LOW, USUAL, lazy="log", hand=1, fail=1, claim=1),
+        scenario("a hand-over, and a log that is taken over", PATIENT, lazy="log", hand=1, fenced=1, own=1),
+        scenario("a hand-over that fails", PATIENT, URGENT, hand=1, unhand=2, claim=1),
+        scenario("a hand-over, and a question", LOW, USUAL, hand=1, question=1, exit=1, claim=1),
+        scenario("a hand-over, and an own turn", LOW, URGENT, hand=1, own=1, claim=1),
+        scenario("a hand-over, and another one", USUAL, URGENT, hand=2, claim=2),
+        scenario("a hand-over, and a close", LOW, USUAL, hand=1, close=1, drain=1, claim=1),
+        scenario("a hand-over, and a leave", LOW, USUAL, hand=1, hurry=1, claim=1),
+        scenario("a hand-over, steered", PATIENT, STEER, lazy="log", hand=1, claim=1, manners=SLOW),
+        scenario("a hand-over, and another model", USUAL, lazy="log", hand=1, setting=1, unanswered=1, claim=1),
+        scenario("a hand-over, and tools that live on", USUAL, URGENT, hand=1, interrupt=1, claim=1, config=_TOOLS),
+        scenario("a hand-over, and tasks in the background", USUAL, hand=1, task=2, claim=1),
+        scenario("a hand-over, and a death of the next host", USUAL, LOW, hand=1, claim=1, crash=1),
+        scenario("a hand-over of holders", HELD, LOW, holds=(("hold", NORMAL),), hand=1, release=1, claim=1),
+        scenario("a hand-over, and a budget", USUAL, use=2, hand=1, claim=1, config=_budget("stop", tokens=5)),
+        scenario("a hand-over, and a budget that asks", USUAL, use=1, hand=1, claim=1, config=_budget("ask", tokens=5)),
+        scenario("a hand-over, and a shared budget", ALICE, reach=1, hand=1, claim=1, config={**_SHARED, **_ON_ASK}),
+        scenario("a hand-over, and a wait", USUAL, limited=1, tool=1, hand=1, claim=1, config=_WAIT),
+        scenario("a hand-over, and the account", LOW, URGENT, account=1, hand=1, claim=1, config=_WAIT),
+        scenario("a hand-over, and a fall-back", USUAL, limited=1, tool=1, hand=1, claim=1, agents=_TWO),
+        scenario("a hand-over, and a deadline", BOUND, USUAL, hand=1, claim=1),
+        scenario("a hand-over, and a question with a time", USUAL, question=1, hand=1, claim=1, config=_ASKED),
         scenario("two holds", HELD, holds=(("hold", NORMAL), ("other", INTERACTIVE)), release=1),
         scenario("a hold and others", HELD, LOW, URGENT, holds=(("hold", NORMAL),)),
         scenario("a hold, closed", HELD, USUAL, holds=(("hold", NORMAL),), release=1, close=1),
@@ -252,7 +283,7 @@ QUICK = frozenset(
         *("a hold, closed", "a leave, steered and merged", "a question that nobody answers", "an exit"),
         *("an own turn and a log that fails", "late facts", "three asks", "who interrupts and who is refused"),
         *("usage", "usage of collected asks", "a budget that asks", "a shared budget that asks"),
-        *("a wait of an idle process",),
+        *("a wait of an idle process", "a hand-over"),
     )
 )
 assert SCENARIOS.keys() > QUICK

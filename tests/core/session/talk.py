@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 from tests.core.session import toy
 
-from banksman.core.dialects.dialect import PLAIN, Setup
+from banksman.core.dialects.dialect import PLAIN, Decision, Setup, Verdict
 from banksman.core.dialects.meaning import Meaning, Requested, TurnOver
 from banksman.core.process_facts import (
     Exited,
@@ -31,8 +31,7 @@ from banksman.core.session.facts import (
     TimerFired,
 )
 from banksman.core.session.outcome import Kind, Outcome
-from banksman.core.session.permissions import Decision, Verdict
-from banksman.core.session.plain_frames import count_frames, plain_entries
+from banksman.core.session.plain_frames import count_frames, label_of
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import ProcessPhase, Session
 from banksman.core.session.step import step
@@ -72,10 +71,15 @@ FACTS_MAX = 1000
 def counts_plain_frames(state: Session, at: float) -> bool:
     """Return whether frames that the driver counts without a step are those that a step only counts."""
     plain = FramesRead(at, state.process.number, (b"plain",), ())
-    entries = plain_entries(state, plain.process, plain.lines)
-    if plain_entries(state, plain.process - 1, plain.lines) is not None:
-        return False  # A process that was replaced is not heard.
-    return entries is None or step(state, plain) == (count_frames(state, 1, at), [Append(tuple(entries))])
+    label = label_of(state)
+    if label is None:
+        return True
+    # The driver does not hear a process that was replaced.
+    is_heard = label.process == plain.process
+    return is_heard and step(state, plain) == (
+        count_frames(state, 1, at),
+        [Append(tuple(label.entries(plain.lines)))],
+    )
 
 
 class Talk:

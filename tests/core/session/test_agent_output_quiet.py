@@ -7,13 +7,13 @@ from tests.core.session.scenarios import ask
 from tests.core.session.talk import CONFIG, Talk, of, sent
 
 from banksman.core.dialects.meaning import TurnOver
-from banksman.core.session.agent_output import QUIET_TIMES_MAX
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.effects import Append
 from banksman.core.session.event import UPDATE
 from banksman.core.session.facts import InterruptAsked
 from banksman.core.session.outcome import Kind
-from banksman.core.session.plain_frames import plain_entries
+from banksman.core.session.plain_frames import label_of
+from banksman.core.session.turn_boundary import QUIET_TIMES_MAX
 
 A, B = ask("a", NORMAL), ask("b", NORMAL)
 QUIET = replace(CONFIG, quiet_seconds=0.1)
@@ -51,10 +51,12 @@ def test_update_in_quiet_time_belongs_to_turn_and_restarts_wait() -> None:
 def test_frames_take_a_step_while_a_start_or_a_quiet_time_waits_for_them() -> None:
     talk = Talk(QUIET)
     talk.ask(A)
-    assert plain_entries(talk.state, talk.state.process.number, [b"text"]) is None
+    assert label_of(talk.state) is None
     talk.begin()
-    assert plain_entries(talk.state, talk.state.process.number, [b"text"]) == [("a", UPDATE, b"text")]
-    assert plain_entries(_bounded().state, talk.state.process.number, [b"text"]) is None
+    label = label_of(talk.state)
+    assert label is not None
+    assert label.entries([b"text"]) == [("a", UPDATE, b"text")]
+    assert label_of(_bounded().state) is None
 
 
 def test_quiet_time_is_bounded() -> None:

@@ -11,6 +11,7 @@ from tests.core.session.histories import Told
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, of
 
+from banksman.core.dialects.dialect import DENIED, Decision
 from banksman.core.dialects.meaning import Requested, RequestPurpose, TurnOpened, TurnOver, UsageReported
 from banksman.core.dialects.tokens import Tokens
 from banksman.core.session import budget as budgets
@@ -32,11 +33,9 @@ from banksman.core.session.facts import (
     TimerFired,
 )
 from banksman.core.session.outcome import Kind
-from banksman.core.session.permissions import DENIED, Decision
 from banksman.core.session.state import ProcessPhase
 from banksman.core.session.turn import TurnPhase
-from banksman.core.session.usage import Usage
-from banksman.core.session.usage_events import additions, without_repeats
+from banksman.core.session.usage import Usage, additions, without_repeats
 from banksman.errors import StoreError, UsageError
 
 RAISE = Decision(allows=True, option="raise")
@@ -239,8 +238,8 @@ def test_usage_of_lost_events_is_logged_when_log_returns() -> None:
     talk.is_log_slow = True
     talk.fire((Timer.STORE, "1"))
     [retried] = [append for append in talk.appends if "session.store_returned" in [kind for _, kind, _ in append]]
-    lost = ("alice", Usage(Tokens(20), None, 0.0, 0))
-    rest = ("alice", Usage(Tokens(0), None, 3.0, 1))
+    lost = ("alice", None, Usage(Tokens(20), None, 0.0, 0))
+    rest = ("alice", None, Usage(Tokens(0), None, 3.0, 1))
     assert additions(retried) == [lost, rest]
     # A process that counts its own appends has counted the lost events, and counts the rest once.
     assert additions(without_repeats(retried)) == [rest]

@@ -17,6 +17,7 @@ from tests.core.session.scenarios import ask
 from tests.core.session.talk import CONFIG, TELLING
 from tests.thorough import one_in
 
+from banksman.core.dialects.dialect import Verdict
 from banksman.core.dialects.meaning import BackgroundTask, Requested, RequestPurpose
 from banksman.core.session import event as kinds
 from banksman.core.session import history as pasts
@@ -25,7 +26,6 @@ from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.event import Entry, Event, entry
 from banksman.core.session.history import VERSION, LastProcess, OpenQuestion, SessionHistory
 from banksman.core.session.idempotency import KEYS_MAX, IdempotencyKey, IdempotencyKeys
-from banksman.core.session.permissions import Verdict
 from banksman.core.session.state import Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase
 from banksman.errors import StoreTooNew
@@ -216,7 +216,7 @@ def test_history_process_is_the_last_one_started() -> None:
 
 # -- the snapshot format -----------------------------------------------------------------------------------------------
 # Members that later versions have added. An older snapshot lacks them.
-ADDED = {"limits", "limited_until", "used", "raised", "told", "agent", "agents"}
+ADDED = {"limits", "limited_until", "used", "raised", "told", "agent", "agents", "held"}
 # A snapshot as written by the first version, and as files hold it. If it cannot be read, the format has changed.
 _WAITING = (
     '"priority":10,"origin":null,"phase":"%s","attempt":2,"restarts":0,"standing":null,"granted_at":0.0,"joined":[%s],'

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, of, sent
 
+from banksman.core.dialects.dialect import DENIED
 from banksman.core.dialects.meaning import (
     BackgroundTask,
     Replied,
@@ -42,7 +43,6 @@ from banksman.core.session.facts import (
     Timer,
 )
 from banksman.core.session.outcome import Kind
-from banksman.core.session.permissions import DENIED
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import ProcessPhase, Replacement
 from banksman.errors import MachineError

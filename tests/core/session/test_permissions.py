@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from banksman.core.dialects.dialect import Verdict
 from banksman.core.session import permissions
-from banksman.core.session.permissions import RULES_MAX, Rules, Verdict
+from banksman.core.session.permissions import RULES_MAX, Rules
 from banksman.errors import UsageError
 
 ALLOW, DENY, ASK = Verdict.ALLOW, Verdict.DENY, Verdict.ASK

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, of, sent
 
+from banksman.core.dialects.dialect import DENIED, Decision, Verdict
 from banksman.core.dialects.meaning import Requested, RequestPurpose, RequestWithdrawn
 from banksman.core.session import event as kinds
 from banksman.core.session import permissions
@@ -30,7 +31,7 @@ from banksman.core.session.facts import (
     Timer,
 )
 from banksman.core.session.outcome import By, Kind
-from banksman.core.session.permissions import DENIED, Decision, Rules, Verdict
+from banksman.core.session.permissions import Rules
 from banksman.core.session.questions import CALLBACKS_MAX, QUESTIONS_MAX
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import ProcessPhase, Session, Store

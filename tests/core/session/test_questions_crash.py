@@ -8,6 +8,7 @@ from tests.core.session.histories import Told, open_talk
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, of
 
+from banksman.core.dialects.dialect import Decision, Verdict
 from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session import crash_recovery, questions
 from banksman.core.session import event as kinds
@@ -17,8 +18,7 @@ from banksman.core.session.effects import AskHuman, CloseQuestion, TellAnswer
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.facts import AppendFailed, Begun, QuestionAnswered
 from banksman.core.session.history import OpenQuestion, SessionHistory
-from banksman.core.session.permissions import Decision, Verdict
-from banksman.core.wire.redaction import REDACTED
+from banksman.core.wire.elided_text import REDACTED
 from banksman.errors import StoreError
 
 FULL = StoreError("the disk is full")

@@ -12,6 +12,7 @@ from tests.core.session import exploration, scenarios, toy
 from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, of
 
+from banksman.core.dialects.dialect import Verdict
 from banksman.core.dialects.meaning import Replied
 from banksman.core.process_facts import (
     Started,
@@ -31,7 +32,7 @@ from banksman.core.session.facts import (
     TimerFired,
 )
 from banksman.core.session.outcome import Kind
-from banksman.core.session.permissions import Rules, Verdict
+from banksman.core.session.permissions import Rules
 from banksman.core.session.replay import replay
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import Mode, Session

@@ -20,6 +20,7 @@ from tests.core.session.scenarios import LARGE, QUICK, SCENARIOS, ask
 from tests.core.session.talk import CONFIG, Talk, sent
 from tests.thorough import sample, thorough
 
+from banksman.core.dialects.dialect import DENIED
 from banksman.core.dialects.meaning import PromptTaken, Replied, Requested, RequestPurpose, TurnOpened, TurnOver
 from banksman.core.process_facts import (
     Exited,
@@ -45,6 +46,7 @@ from banksman.core.session.effects import (
 from banksman.core.session.facts import (
     AppendFailed,
     Asked,
+    AskEdited,
     AskMoved,
     AskWithdrawn,
     CallbackAnswered,
@@ -61,11 +63,11 @@ from banksman.core.session.facts import (
     QuestionAnswered,
     Reconfigured,
     SettingAsked,
+    ShareAsked,
     Timer,
     TimerFired,
 )
 from banksman.core.session.outcome import By, Kind
-from banksman.core.session.permissions import DENIED
 from banksman.core.session.questions import QUESTIONS_MAX
 from banksman.core.session.state import Mode, Stdin
 from banksman.core.session.step import step
@@ -116,7 +118,7 @@ EVERYTHING = scenarios.scenario(
     **dict.fromkeys(("setting", "unanswered", "reconfigure", "hurry"), 1),
     **dict.fromkeys(("own", "stray", "unacknowledged", "question", "exit", "cut", "unstartable", "fail", "late"), 2),
     **dict.fromkeys(("task", "evict"), 2),
-    **dict.fromkeys(("withdraw", "interrupt", "move", "release"), 3),
+    **dict.fromkeys(("withdraw", "interrupt", "move", "edit", "release"), 3),
 )
 
 _names = st.sampled_from(["nobody", "low#7", "own-99", "99", "99.1", "other#99", ""])
@@ -250,16 +252,21 @@ def test_closed_session_answers_late_callers() -> None:
     assert talk.state.mode is Mode.CLOSED
     late: list[Fact] = [
         *(Asked(0.0, ask("a", NORMAL)), InterruptAsked(0.0, "a", "x"), HoldAsked(0.0, "h", NORMAL)),
-        SettingAsked(0.0, "c", "model", "large"),
+        *(SettingAsked(0.0, "c", "model", "large"), ShareAsked(0.0, "s", ("bob",))),
+        AskEdited(0.0, "e", "a", prompt="late"),
     ]
-    rejected, receipt, ended, refused = [step(talk.state, fact)[1][0] for fact in late]
+    rejected, receipt, ended, refused, unshared, unedited = [step(talk.state, fact)[1][0] for fact in late]
     assert isinstance(rejected, Reject)
     assert isinstance(receipt, GiveReceipt)
     assert receipt.receipt.by is By.ALREADY_OVER
     assert isinstance(ended, EndHold)
     assert isinstance(refused, SettingTaken)
     assert refused.change == "c"
+    assert isinstance(unshared, SettingTaken)
+    assert (unshared.change, type(unshared.error)) == ("s", Closed)
     assert isinstance(refused.error, Closed)
+    assert isinstance(unedited, SettingTaken)
+    assert (unedited.change, type(unedited.error)) == ("e", Closed)
     silent: list[Fact] = [
         AskWithdrawn(0.0, "a"),
         HoldReleased(0.0, "h"),

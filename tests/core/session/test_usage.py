@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from tests.core.session.histories import Told
 from tests.core.session.scenarios import ask
 
+from banksman.core.dialects.dialect import Decision
 from banksman.core.dialects.meaning import Requested, RequestPurpose, TurnOver, UsageReported
 from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.ask_queue import NORMAL
 from banksman.core.session.facts import AskWithdrawn, FramesRead, QuestionAnswered
 from banksman.core.session.outcome import outcome_of
-from banksman.core.session.permissions import Decision
 from banksman.core.session.state import ProcessPhase
 from banksman.core.session.usage import CALLS_MAX, Meter, Usage
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from banksman.core.session import watchdogs
-from banksman.core.session.watchdogs import Clock, ClockName, Clocks
+from banksman.core.session.watchdogs import ClockName, Watchdog, Watchdogs
 
 LIMITS = {"bytes": 8.0, "progress": 12.0, "tool": 6.0, "human": 10.0, "overall": 40.0}
 
 
-def _by_name(them: Clocks) -> dict[ClockName, Clock]:
+def _by_name(them: Watchdogs) -> dict[ClockName, Watchdog]:
     return {clock.name: clock for clock in them}
 
 

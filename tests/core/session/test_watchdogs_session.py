@@ -8,6 +8,7 @@ from tests.core.session.scenarios import ask
 from tests.core.session.talk import TELLING, Talk, of, sent
 
 from banksman.core.dialects.claude import CLAUDE
+from banksman.core.dialects.dialect import DENIED
 from banksman.core.dialects.meaning import (
     BackgroundTask,
     Meaning,
@@ -26,7 +27,6 @@ from banksman.core.session.ask_queue import INTERACTIVE, NORMAL
 from banksman.core.session.effects import StopProcess
 from banksman.core.session.facts import QuestionAnswered
 from banksman.core.session.outcome import Kind
-from banksman.core.session.permissions import DENIED
 from banksman.core.session.watchdogs import ClockName
 
 LIMITS = {"bytes": 10.0, "progress": 20.0, "tool": 100.0, "human": 1000.0, "overall": None}

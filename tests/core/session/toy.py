@@ -12,14 +12,19 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+from msgspec.structs import replace
+
 from banksman.core.dialects.dialect import (
     PLAIN,
+    Decision,
     Projector,
     Prompt,
     ProtocolState,
     Setup,
     StatelessProtocol,
     Transcript,
+    Verdict,
 )
 from banksman.core.dialects.meaning import (
     BackgroundTask,
@@ -41,7 +46,6 @@ from banksman.core.dialects.meaning import (
     UsageReported,
 )
 from banksman.core.dialects.tokens import Tokens
-from banksman.core.session.permissions import Decision, Verdict
 from banksman.errors import ErrorKind
 
 OWN = "own"
@@ -140,6 +144,9 @@ class ToyDialect:
     def refuse(self, request: str, error: str) -> bytes:
         return f"R {request}\n".encode()
 
+    def may_show_output(self, line: bytes) -> bool:
+        return False
+
     def project(self, line: bytes) -> list[dict[str, Any]]:
         return []
 
@@ -176,7 +183,7 @@ class Manners(NamedTuple):
 POLITE = Manners()
 
 
-class Agent(NamedTuple):
+class Agent(msgspec.Struct, frozen=True):
     """The true state of the agent, which the session can only infer."""
 
     # Frames that were written and not read; prompts that were read and not begun; prompts in progress.
@@ -215,7 +222,7 @@ def moves(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
         yield from _read(agent, manners, budget)
     if agent.owed:
         line, *rest = agent.owed
-        yield Said((line,), agent._replace(owed=tuple(rest)))
+        yield Said((line,), replace(agent, owed=tuple(rest)))
         return
     if agent.current:
         yield from _work(agent, manners, budget)
@@ -232,26 +239,26 @@ def moves(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
         yield Said((b"later",), agent, "limited")
         yield Said((b"free",), agent, "limited")
     if agent.has_task:
-        yield Said((b"tasks",), agent._replace(has_task=False))
+        yield Said((b"tasks",), replace(agent, has_task=False))
     elif budget.get("task"):
-        yield Said((b"tasks t1",), agent._replace(has_task=True), "task")
+        yield Said((b"tasks t1",), replace(agent, has_task=True), "task")
 
 
 def _read(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:
     frame, *rest = agent.inbox
-    agent = agent._replace(inbox=tuple(rest))
+    agent = replace(agent, inbox=tuple(rest))
     kind, name = frame.decode().split()
     match kind:
         case "P":
             lines = (f"taken {name}".encode(),) if manners.names else ()
             if not manners.announces and not agent.current:
-                yield Said(lines, agent._replace(current=(name,), can_abort=True))
+                yield Said(lines, replace(agent, current=(name,), can_abort=True))
                 return
-            yield Said(lines, agent._replace(waiting=(*agent.waiting, name)))
+            yield Said(lines, replace(agent, waiting=(*agent.waiting, name)))
         case "I":
             # An interrupt before the agent can take it is acknowledged and has no other effect.
             is_hit = agent.can_abort and not agent.is_aborting
-            hit = agent._replace(is_aborting=True) if is_hit else agent
+            hit = replace(agent, is_aborting=True) if is_hit else agent
             struck = (name, agent.current) if is_hit else None
             yield Said((f"ok {name}".encode(),), hit, "", struck)
             if budget.get("unacknowledged"):
@@ -263,46 +270,46 @@ def _read(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator
             if budget.get("unanswered"):
                 yield Said((), agent, "unanswered")
         case _:
-            yield Said((), agent._replace(has_question=False))
+            yield Said((), replace(agent, has_question=False))
 
 
 def _begin(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:
     if agent.waiting:
         count = len(agent.waiting) if manners.merges else 1
         refs = agent.waiting[:count]
-        begun = agent._replace(current=refs, waiting=agent.waiting[count:])
+        begun = replace(agent, current=refs, waiting=agent.waiting[count:])
         if manners.begins:
             yield Said((b"began " + " ".join(refs).encode(),), begun)
         else:
             yield from _announce(begun, manners)
     if budget.get("own"):
         line = b"own" if manners.labels else b"init"
-        yield Said((line,), agent._replace(current=(OWN,), can_abort=True), "own")
+        yield Said((line,), replace(agent, current=(OWN,), can_abort=True), "own")
 
 
 def _announce(agent: Agent, manners: Manners) -> Iterator[Said]:
     refs = agent.current if manners.names else ()
     lines = (" ".join(("init", *refs)).encode(),) if manners.announces else ()
-    yield Said(lines, agent._replace(can_abort=True))
+    yield Said(lines, replace(agent, can_abort=True))
 
 
 def _work(agent: Agent, manners: Manners, budget: Mapping[str, int]) -> Iterator[Said]:
     if not agent.can_abort:
         yield from _announce(agent, manners)
         return
-    over = agent._replace(current=(), can_abort=False, is_aborting=False, has_question=False)
+    over = replace(agent, current=(), can_abort=False, is_aborting=False, has_question=False)
     if agent.current == (OWN,):
         aborted = "!" if agent.is_aborting else ""
         yield Said((f"ownover {OWN}".encode() if manners.labels else f"over {OWN}{aborted}".encode(),), over)
         if agent.waiting and budget.get("merge"):
             # The agent took the prompt into its own turn.
             ref = agent.waiting[0]
-            merged = over._replace(waiting=agent.waiting[1:])
+            merged = replace(over, waiting=agent.waiting[1:])
             yield Said((f"over {ref}{aborted} {ref}".encode(), f"settled {ref}".encode()), merged, "merge")
         return
     yield from _end(agent, over, manners, budget)
     if not agent.has_question and not agent.is_aborting and budget.get("question"):
-        yield Said((b"ask q1",), agent._replace(has_question=True), "question")
+        yield Said((b"ask q1",), replace(agent, has_question=True), "question")
     if budget.get("tool"):
         yield Said((b"tool",), agent, "tool")
     if budget.get("use"):
@@ -319,7 +326,7 @@ def _end(agent: Agent, over: Agent, manners: Manners, budget: Mapping[str, int])
     for end in manners.ends:
         breaths = [tuple(line for word in breath.split("+") for line in words[word]) for breath in end.split(",")]
         owed = tuple(line for breath in breaths[1:] for line in breath)
-        yield Said(breaths[0], over._replace(owed=owed, said=words["over"][0]))
+        yield Said(breaths[0], replace(over, owed=owed, said=words["over"][0]))
     if budget.get("missing"):
         yield Said(words["settled"] if manners.names else (), over, "missing")
     if manners.errs and not agent.is_aborting:

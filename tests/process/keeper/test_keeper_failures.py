@@ -25,7 +25,7 @@ from banksman.process import process as process_module
 from banksman.process.keeper import messages
 from banksman.process.keeper.keeper import KILLING, Keeper
 from banksman.process.launch import prepare
-from banksman.process.process import Process
+from banksman.process.process import ChildProcess
 from banksman.process.zygote_client import socketpair
 
 SPARE = """
@@ -213,6 +213,33 @@ asyncio.run(main())
     assert_said(run_program(code, marker), marker, f"{expected} ({hint})\n")
 
 
+def test_start_after_the_death_of_the_zygote_does_not_trust_its_socket(marker: str) -> None:
+    """A new spare still has the socket of a zygote that was just killed, so the socket takes the order and loses it."""
+    code = """
+from banksman.process import attributes, syscalls
+from banksman.process.zygote_client import spawner
+
+plain = syscalls.socketpair
+
+def held(*arguments):
+    ends = plain(*arguments)
+    # The role of the spare: a copy of the zygote's end. It is never read.
+    os.dup(ends[1].fileno())
+    return ends
+
+async def main():
+    syscalls.socketpair = held
+    zygote = spawner.current(attributes.take_inherited().fingerprint)
+    syscalls.socketpair = plain
+    os.kill(zygote.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, zygote.pid, os.WEXITED | os.WNOWAIT)
+    print((await banksman.execute(child("print('ran')", MARKER))).stdout.text, end="")
+
+asyncio.run(main())
+"""
+    assert_said(run_program(code, marker), marker, "ran\n")
+
+
 @pytest.mark.thorough
 def test_zygote_gives_a_lost_keepers_tree_its_whole_time_despite_an_older_orphan(marker: str, tmp_path: Path) -> None:
     """The zygote has searched for the first tree's orphan until its time was up.
@@ -329,14 +356,16 @@ def _bare_keeper() -> tuple[Keeper, list[int]]:
         _deadline = None
         _is_empty = False
         _has_terminal = False
+        _look_again_at = None
 
         def __init__(self) -> None:
             self._sweep: Any = self
+            self._leader: Any = self
 
         def term(self) -> None:
             said.append(signal.SIGTERM)
 
-        def _signal(self, number: int, to_group: bool) -> None:
+        def signal(self, number: int, to_group: bool) -> None:
             said.append(number)
 
         def _reap(self) -> None:
@@ -368,7 +397,7 @@ async def test_keeper_acts_on_a_deadline_that_is_not_renewed(marker: str) -> Non
     """The keeper ends a command whose host falls silent. A live host renews the deadline in time."""
     facts = Facts()
     code = "time.sleep(2); say('past'); stay()"
-    process = Process(prepare(child(code, marker)), stdin="null", grace=5, linger=0, deadline=1.0, on_fact=facts)
+    process = ChildProcess(prepare(child(code, marker)), stdin="null", grace=5, linger=0, deadline=1.0, on_fact=facts)
     try:
         await facts.wait(Started)
         process.renew(30.0)

@@ -36,7 +36,7 @@ import banksman
 from banksman import Ended, Host
 from banksman.core.process_facts import BytesRead, ProcessFact, TreeEnded
 from banksman.process.launch import prepare
-from banksman.process.process import Process
+from banksman.process.process import ChildProcess
 
 pytestmark = thorough
 
@@ -150,7 +150,7 @@ async def test_tree_whose_keeper_is_traced_is_ended_by_the_last_rung(marker: str
         pytest.skip("needs root, who may trace the keeper")
     facts: asyncio.Queue[ProcessFact] = asyncio.Queue()
     launch = prepare(child(STUBBORN + TRACE_KEEPER + "say('ready')\nstay()", marker))
-    process = Process(launch, stdin="null", grace=0.1, linger=0, deadline=None, on_fact=facts.put_nowait)
+    process = ChildProcess(launch, stdin="null", grace=0.1, linger=0, deadline=None, on_fact=facts.put_nowait)
     try:
         while not isinstance(await facts.get(), BytesRead):
             pass

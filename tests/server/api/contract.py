@@ -3,6 +3,9 @@
 Plain generated requests name sessions that do not exist and programs that the policy forbids, so nearly all of them end
 at 403 and 404. Therefore half of the well-formed requests get ids that exist: a session with the scripted agent, a turn
 in it, a command. Malformed requests stay as generated.
+
+The settings of the server under test let callers choose no containment. So a request that names a part of it must be
+refused, and before anything else is checked if it is possible otherwise. Half of the possible requests name one.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from schemathesis.core.parameters import ParameterLocation
 from schemathesis.engine import events, from_schema
 from tests.server.kit import AUTHORIZATION, Served
 
+from banksman.server.server_settings import CHOICES
 from banksman.testing import fake_agent
 
 SEED = 6
@@ -31,16 +35,20 @@ PROGRAMS: list[Any] = [fake_agent.command()[:-1], "true"]
 # A short heartbeat: a reader of a stream soon has enough, and a stalled stream is detected.
 SETTINGS: dict[str, Any] = {"programs": PROGRAMS, "heartbeat_seconds": 0.02, "log_level": "debug"}
 WAIT_SECONDS = 0.01
+# A request that names a part of the containment gets no further than the policy. The other statuses are of a request
+# that is malformed elsewhere: its body, token, method or media type.
+REFUSALS = {400, 401, 403, 405, 415}
 
 
 @dataclass
 class Found:
     """Result of a run.
 
-    `failures`: messages, each once.
+    `refused`: requests that named a part of the containment. `failures`: messages, each once.
     """
 
     statuses: dict[int, int] = field(default_factory=dict[int, int])
+    refused: int = 0
     successes: dict[str, int] = field(default_factory=dict[str, int])
     failures: dict[str, str] = field(default_factory=dict[str, str])
     phases: dict[str, str] = field(default_factory=dict[str, str])
@@ -112,9 +120,10 @@ def _check(served: Served, wanted: Wanted) -> Found:
 
     schema = schema.include(is_meant)
     found = Found()
-    with _Life(served).given():
+    life = _Life(served)
+    with life.given():
         for event in from_schema(schema).execute():
-            _look(event, found)
+            _look(event, found, life)
     return found
 
 
@@ -134,7 +143,7 @@ def _described(served: Served) -> dict[str, Any]:
     return described
 
 
-def _look(event: Any, found: Found) -> None:
+def _look(event: Any, found: Found, life: _Life) -> None:
     if isinstance(event, events.NonFatalError | events.FatalError):
         error = event.value if isinstance(event, events.NonFatalError) else event.exception
         found.failures[f"error {getattr(event, 'label', '')}"] = repr(error)
@@ -142,9 +151,14 @@ def _look(event: Any, found: Found) -> None:
         found.phases[event.phase.name.value] = str(event.status)
     elif isinstance(event, events.ScenarioFinished | events.FuzzScenarioFinished):
         recorder = event.recorder
-        for interaction in recorder.interactions.values():
+        for id, interaction in recorder.interactions.items():
             if interaction.response is not None:
                 status: int = interaction.response.status_code
+                body: Any = cast("Any", recorder).cases[id].value.body
+                if isinstance(body, dict) and (parts := _parts(cast("dict[str, Any]", body))):
+                    found.refused += 1
+                    if status not in REFUSALS if id in life.attacks else status < 400:
+                        found.failures.setdefault(f"{status} for {parts}: {recorder.label}", f"{body!r:.1500}")
                 found.statuses[status] = found.statuses.get(status, 0) + 1
                 if status < 300:
                     found.successes[recorder.label] = found.successes.get(recorder.label, 0) + 1
@@ -155,12 +169,20 @@ def _look(event: Any, found: Found) -> None:
                 found.failures.setdefault(f"{node.name}: {recorder.label}: {failure.title}", what)
 
 
+def _parts(body: dict[str, Any]) -> list[str]:
+    """Return the parts of the containment that a request chooses."""
+    return [part for part in CHOICES if body.get(part) is not None]
+
+
 class _Life:
     """Replaces generated ids by existing ones in every other request."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
         self._turns = itertools.count()
+        self._starts = itertools.count()
+        # The ids of requests that would be served without the parts that they name.
+        self.attacks: set[str] = set()
         self._session = ""
         self._turn = ""
 
@@ -188,7 +210,7 @@ class _Life:
             case.path_parameters = {**case.path_parameters, **self._existing(case.operation.path)}
         body: Any = case.body
         if isinstance(body, dict) and _is_positive(case, ParameterLocation.BODY):
-            self._make_possible(case.operation.path, cast("dict[str, Any]", body))
+            self._make_possible(case, cast("dict[str, Any]", body))
 
     def _existing(self, path: str) -> dict[str, str]:
         served = self._served
@@ -206,8 +228,9 @@ class _Life:
             served.outcome(self._session, self._turn)
         return {"id": self._session, **({"turn": self._turn} if "{turn}" in path else {})}
 
-    def _make_possible(self, path: str, body: dict[str, Any]) -> None:
-        for name in ("cwd", "env", "user", "mcp_servers", "options", "rules", "resume", "fork", "schema", "agent"):
+    def _make_possible(self, case: Any, body: dict[str, Any]) -> None:
+        path: str = case.operation.path
+        for name in ("cwd", "env", "mcp_servers", "options", "rules", "resume", "fork", "schema", "agent"):
             body.pop(name, None)
         if path == "/v1/commands":
             body["argv"] = ["true", *body["argv"][1:3]]
@@ -216,6 +239,18 @@ class _Life:
             body["args"] = []
         elif path.endswith("/turns") and body.get("on_busy") not in (None, "reject"):
             body.pop("on_busy")
+        if path in ("/v1/commands", "/v1/sessions"):
+            self._attack_or_not(case, body)
+
+    def _attack_or_not(self, case: Any, body: dict[str, Any]) -> None:
+        if next(self._starts) % 2 and _parts(body):
+            body.pop("fallback", None)
+            # A request with a key that was used before is refused for that.
+            case.headers.pop("Idempotency-Key", None)
+            self.attacks.add(case.id)
+        else:
+            for part in CHOICES:
+                body.pop(part, None)
 
 
 def _is_positive(case: Any, location: ParameterLocation) -> bool:

@@ -51,7 +51,8 @@ def test_healthz_fails_when_store_could_not_be_opened_at_start(tmp_path: Path, h
             store.touch()
     with served:
         assert _is_broken(served.request("GET", "/healthz", token=False))
-        assert "cannot open the store, sessions are not available: " in served.log.read_text(encoding="utf-8")
+        line = "cannot open the store, sessions are not available: "
+        until(lambda: line in served.log.read_text(encoding="utf-8"), "the warning")
         assert served.request("GET", "/livez", token=False).status == 200
         assert served.request("GET", "/v1/sessions").status in (500, 503)
         if how == "a folder":
@@ -101,7 +102,9 @@ def test_healthz_of_front_end_fails_when_cluster_is_unreachable(tmp_path: Path) 
         servers.stop(0)
         try:
             until(lambda: front.request("GET", "/healthz", token=False).status == 503, "it is not ready")
+            assert front.request("GET", "/readyz", token=False).json["type"] == "urn:banksman:cluster-unreachable"
             assert front.request("GET", "/livez", token=False).status == 200
         finally:
             servers.cont(0)
         until(lambda: front.request("GET", "/healthz", token=False).status == 200, "it is ready again")
+        assert front.request("GET", "/readyz", token=False).status == 200

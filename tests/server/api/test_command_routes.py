@@ -9,14 +9,16 @@ import asyncio
 import base64
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.server.kit import AUTHORIZATION, SECONDS_MAX, Served
+from tests.server.kit import AUTHORIZATION, SECONDS_MAX, Sent, Served
 
 from banksman import Host
+from banksman.server.access.roles import ADMIN
 from banksman.server.api.command_routes import ROUTES
 from banksman.server.api.request_replay import RequestReplay
 from banksman.server.api.route import Endpoint
@@ -107,7 +109,7 @@ async def answered(host: Host, method: str, path: str, *, is_gone: bool, query: 
         "headers": [],
         "query_string": query.encode(),
         "path_params": ids,
-        "state": {"connection": SimpleNamespace(lost=lost)},
+        "state": {"connection": SimpleNamespace(lost=lost), "caller": ADMIN},
     }
     sent: list[Any] = []
 
@@ -245,3 +247,58 @@ def test_command_stop_leaves_no_process(served: Served, marker: str) -> None:
     path = start(served, "sh", "-c", f"setsid sleep 1000 {marker} & sleep 1000", env={"MARK": marker})
     done = served.post(f"{path}/stop", {"at_once": True})["finished"]
     assert done["survivors"] == []
+
+
+# -- the stream of ends ----------------------------------------------------------------------------------------------
+def ends(messages: Iterable[Sent]) -> list[tuple[str, Any]]:
+    """The command and the code of each end."""
+    return [(sent.data["command"]["id"], sent.data["command"]["finished"]["code"]) for sent in messages]
+
+
+def test_stream_of_commands_has_each_end_once_and_resumes_exactly(tmp_path: Path) -> None:
+    with Served(tmp_path / "server") as served:
+        ids: list[tuple[str, int]] = []
+        for code in range(3):
+            path = start(served, "sh", "-c", f"exit {code}")
+            finished(served, path)
+            ids.append((path.rpartition("/")[2], code))
+        with served.stream("/v1/commands/events") as stream:
+            replayed = stream.until_live()
+            assert ends(replayed) == ids
+            assert {sent.data["kind"] for sent in replayed} == {"command.ended"}
+            assert [sent.data["cursor"] for sent in replayed] == [sent.id for sent in replayed]
+            # A live one. The stream leaves the report to `ended`.
+            path = start(served, "sh", "-c", "exit 7")
+            live = next(sent for sent in stream.messages() if sent.id is not None)
+            assert ends([live]) == [(path.rpartition("/")[2], 7)]
+        assert [each["id"] for each in served.post("/v1/commands/ended")["commands"]] == [path.rpartition("/")[2]]
+        with served.stream("/v1/commands/events", after=replayed[0].id) as stream:
+            assert [sent.id for sent in stream.until_live()] == [sent.id for sent in (*replayed[1:], live)]
+        with served.stream("/v1/commands/events?after=now") as stream:
+            assert stream.until_live() == []
+        with served.stream(f"/v1/commands/events?after={live.id}", accept="application/x-ndjson") as stream:
+            assert stream.status == 200
+        assert served.request("GET", "/v1/commands/events?after=house").status == 422
+        assert served.request("GET", "/v1/commands/events?after=0123456789ab.1").status == 410
+        name = live.data["cursor"].partition(".")[0]
+        assert served.request("GET", f"/v1/commands/events?after={name}.99").status == 410
+
+
+async def test_registry_numbers_ends_across_those_that_it_forgets() -> None:
+    async with Host("memory:") as host:
+        registry = host.command_registry
+        assert (registry.ends, registry.ended_after(0)) == (0, (1, []))
+        waiting = asyncio.ensure_future(registry.wait_past(1))
+        first = await host.start(["true"])
+        await first.wait()
+        assert not waiting.done()
+        second = await host.start(["true"])
+        await second.wait()
+        await waiting
+        assert registry.ended_after(0) == (1, [first, second])
+        assert registry.ended_after(1) == (2, [second])
+        assert registry.ended_after(2) == (3, [])
+        for _ in range(256):
+            await (await host.start(["true"])).wait()
+        number, kept = registry.ended_after(0)
+        assert (registry.ends, number, len(kept)) == (258, 3, 256)

@@ -17,7 +17,7 @@ from banksman import Host
 from banksman.core.session.event import FRAMES, UPDATE, Entry, entry
 from banksman.server.api import event_routes
 from banksman.server.api.event_routes import PageRequest
-from banksman.store.log import READ_EVENTS_MAX
+from banksman.store.log_values import READ_EVENTS_MAX
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import fake_agent
 

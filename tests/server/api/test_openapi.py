@@ -12,10 +12,10 @@ import msgspec
 from schemathesis.specs.openapi import definitions
 from tests.server.kit import Served
 
+from banksman.core.dialects.dialect import Verdict
 from banksman.core.session import event as kinds
 from banksman.core.session import outcome, watchdogs
 from banksman.core.session.ask_queue import Priority
-from banksman.core.session.permissions import Verdict
 from banksman.core.session.state import Mode, ProcessPhase
 from banksman.core.session.turn import Cause, TurnPhase
 from banksman.server import problems
@@ -50,7 +50,7 @@ def test_openapi_description_has_every_route_with_a_unique_operation_id() -> Non
 def test_openapi_operation_ids_do_not_follow_module_names() -> None:
     """Generated clients have functions of these names."""
     words = {operation["operationId"].partition("_")[0] for operation in OPERATIONS.values()}
-    assert words == {"sessions", "turns", "events", "commands", "hosts", "operation", "usage"}
+    assert words == {"access", "sessions", "turns", "events", "commands", "hosts", "operation", "usage"}
 
 
 def test_openapi_references_resolve() -> None:
@@ -72,7 +72,7 @@ def test_openapi_operations_list_the_common_error_statuses() -> None:
     for (method, path), operation in OPERATIONS.items():
         found = {int(status) for status in operation["responses"]}
         assert {400, 403, 405, 408, 414, 431, 500, 503} <= found, (method, path)
-        assert (401 in found) == (path not in ("/healthz", "/livez")), (method, path)
+        assert (401 in found) == (path not in ("/readyz", "/healthz", "/livez")), (method, path)
         if "{" in path:
             assert 404 in found
         if "requestBody" in operation:
@@ -89,7 +89,7 @@ def test_openapi_describes_every_error_status() -> None:
 
 def test_openapi_marks_exactly_the_routes_without_authentication() -> None:
     open_ = {place for place, operation in OPERATIONS.items() if operation.get("security") == []}
-    assert open_ == {("GET", "/healthz"), ("GET", "/livez"), ("POST", "/v1/login")}
+    assert open_ == {("GET", "/readyz"), ("GET", "/healthz"), ("GET", "/livez"), ("POST", "/v1/login")}
     assert DESCRIBED["security"]
 
 

@@ -28,6 +28,8 @@ def test_server_answers_generated_requests_as_described(tmp_path: Path, group: s
         assert found.phases["fuzzing"] == "success"
         assert sum(found.statuses.values()) > 40
         assert found.successes
+        # Some of them would have chosen what an agent or a command may use.
+        assert bool(found.refused) == (group in ("sessions", "commands"))
         assert served.request("GET", "/healthz").status == 200
         assert "Traceback" not in served.log.read_text(encoding="utf-8")
 

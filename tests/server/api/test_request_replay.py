@@ -17,6 +17,7 @@ import pytest
 from tests.server.kit import Answer, Served
 
 from banksman import Host, NotFound
+from banksman.server.access.roles import ADMIN
 from banksman.server.api import request_replay, turn_routes
 from banksman.server.api import route as http
 from banksman.server.api.messages.turn_messages import Ask
@@ -218,7 +219,9 @@ async def test_idempotency_key_of_turn_dropped_by_retention_does_not_ask_again(
         session = await host.open("claude", command=fake_agent.command())
         context = SimpleNamespace(session=host.session, once=request_replay.RequestReplay())
 
-        call = SimpleNamespace(context=context, path={"id": session.id}, body=Ask(prompt="first"), key="first")
+        headers: dict[str, str] = {}
+        who = {"caller": ADMIN, "path": {"id": session.id}, "header": headers.get}
+        call = SimpleNamespace(context=context, body=Ask(prompt="first"), key="first", **who)
         first = (await turn_routes.ask(cast("Any", call))).made
         await (await session.turn(first)).outcome()
         with contextlib.suppress(NotFound):

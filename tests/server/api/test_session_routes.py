@@ -168,7 +168,8 @@ def test_question_answer_sent_again_is_the_same_after_a_restart(fresh: Served) -
     question = wait_for(fresh, session, "question.asked")["body"]["question"]
     path = f"/v1/sessions/{session}/questions/{question}"
     first = fresh.post(path, {"decision": "allow", "message": "go on"})
-    assert first == {"question": question, "answer": "allow", "by": "answer", "message": "go on", "first": True}
+    answered = {"question": question, "answer": "allow", "by": "answer", "message": "go on", "caller": None}
+    assert first == {**answered, "first": True}
     assert fresh.post(path, {"decision": "allow"}) == {**first, "first": False}
     assert fresh.outcome(session, turn)["kind"] == "done"
     fresh.kill()

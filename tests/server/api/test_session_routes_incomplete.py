@@ -7,12 +7,13 @@ from contextlib import suppress
 
 import msgspec
 import pytest
+from tests.server.kit import no_drain
 from tests.store.kit import Writer, data, everything
 
 from banksman import Host, UsageError
 from banksman.cluster.http.forwarded_request import ForwardedRequest, response_of
-from banksman.server import app, embedded
-from banksman.server.api.request_replay import session_id
+from banksman.server import app, http_service
+from banksman.server.api.messages.session_messages import session_id
 from banksman.server.server_settings import ServerSettings
 from banksman.sessions import recovery
 from banksman.store.memory import MemoryLog
@@ -23,7 +24,7 @@ from banksman.testing import fake_agent
 async def test_session_left_incomplete_is_completed_by_the_same_key(name: str | None) -> None:
     settings = ServerSettings(store="memory:")
     async with Host("memory:") as host:
-        context = embedded.context_of(host, settings, lambda _: None)
+        context = http_service.context_of(host, settings, no_drain)
         app.make(context, token="a-token-of-the-tests", port=0)
         assert context.application is not None
         id = session_id("the-key")

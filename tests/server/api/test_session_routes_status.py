@@ -15,7 +15,7 @@ from tests.server.kit import SECONDS_MAX, Served
 
 from banksman import Host, Session
 from banksman.sessions import status
-from banksman.sessions.status import preview
+from banksman.sessions.turn_status import preview
 from banksman.testing import fake_agent
 
 pytestmark = pytest.mark.thorough
@@ -191,6 +191,36 @@ def test_prompt_preview_is_bounded() -> None:
     ]
     assert preview(blocks) == "z" * 200
     assert preview([]) == ""
+
+
+def test_queued_turn_is_edited_until_it_is_granted(served: Served) -> None:
+    session = served.open()
+    path = f"/v1/sessions/{session}/turns"
+    # No edited ask preempts it.
+    holder = served.ask(session, "@@hang", priority=12)
+    wait(served, f"/v1/sessions/{session}", lambda shown: shown["holder"] == holder)
+    first, second = (served.ask(session, f"{number}") for number in range(2))
+    queue = served.request("PATCH", f"{path}/{second}", {"prompt": "better", "priority": 11}).json["queue"]
+    assert [(each["turn"], each["priority"], each["prompt"]) for each in queue] == [
+        (first, 10, "0"),
+        (second, 11, "better"),
+    ]
+    statuses = {
+        holder: {"prompt": "x"},
+        "t-none": {"prompt": "x"},
+        first: {},
+        second: {"priority": "urgent"},
+    }
+    got = [served.request("PATCH", f"{path}/{turn}", body).status for turn, body in statuses.items()]
+    assert got == [409, 404, 422, 422]
+    served.post(f"{path}/{holder}/interrupt")
+    assert served.outcome(session, first)["text"] == "0"
+    assert served.outcome(session, second)["text"] == "better"
+    events = served.get(f"/v1/sessions/{session}/events?frames=0&limit=1000")["events"]
+    edited = [(event["turn"], event["body"]) for event in events if event["kind"] == "turn.edited"]
+    assert edited == [(second, {"prompt": "better", "priority": 11, "caller": None})]
+    granted = [event["turn"] for event in events if event["kind"] == "turn.started"]
+    assert granted == [holder, second, first]
 
 
 def test_queued_turn_is_moved_only_within_its_priority(served: Served) -> None:

@@ -82,13 +82,14 @@ def test_auth_refusal_says_how_to_authenticate(served: Served) -> None:
 
 
 def test_auth_is_required_except_for_page_and_health_routes(served: Served) -> None:
-    for path in ("/", "/page/main.js", "/page/style/tokens.css", "/healthz", "/livez"):
+    for path in ("/", "/page/main.js", "/page/style/tokens.css", "/readyz", "/healthz", "/livez"):
         assert served.request("GET", path, token=False).status == 200, path
     assert served.request("GET", "/healthz", token=False).json == {"status": "ok"}
     paths: dict[str, Any] = {**served.get("/openapi.json")["paths"], "/openapi.json": {"get": {}}}
     for path, methods in paths.items():
         for method in methods:
-            if (method, path) not in (("get", "/healthz"), ("get", "/livez"), ("post", "/v1/login")):
+            health = path in ("/readyz", "/healthz", "/livez")
+            if not health and (method, path) != ("post", "/v1/login"):
                 filled = re.sub(r"\{\w+\}", "x", path)
                 assert served.request(method.upper(), filled, token=False).status == 401, (method, path)
     # A refusal does not reveal which routes exist.

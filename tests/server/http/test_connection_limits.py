@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from tests.server.kit import AUTHORIZATION, SECONDS_MAX, TOKEN, Served, head, shared, statuses, talk
+from tests.server.kit import AUTHORIZATION, SECONDS_MAX, TOKEN, Served, head, no_drain, shared, statuses, talk
 
 from banksman import Host
-from banksman.server import app
+from banksman.server import app, http_server
 from banksman.server import listener as servers
 from banksman.server.api import route
 from banksman.server.context import Context
@@ -447,8 +447,8 @@ async def in_this_process(**settings: Any) -> AsyncGenerator[int]:
     streams = EventStreams(closing, StreamCounts(), SharedPages(), made.heartbeat_seconds, made.streams_max)
     try:
         async with Host("memory:") as host:
-            context = Context(host, made, StartPolicy(made), streams, drain=lambda _: None, store="memory:")
-            server = servers.HttpServer(app.make(context, token=TOKEN, port=port), [listener], made, streams)
+            context = Context(host, made, StartPolicy(made), streams, drain=no_drain, store="memory:")
+            server = http_server.HttpServer(app.make(context, token=TOKEN, port=port), [listener], made, streams)
             server.start()
             try:
                 yield port

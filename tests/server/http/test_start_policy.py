@@ -216,7 +216,7 @@ def test_start_policy_checks_the_recorded_command_on_reopen(tmp_path: Path, monk
     script(tmp_path / "bin" / "agent")
     monkeypatch.chdir(tmp_path)
     policy = StartPolicy(ServerSettings(programs=["bin/agent", "true"]))
-    record = {"command": ["true"], "cwd": "/", "inherit_env": True}
+    record = {"agent": "claude", "command": ["true"], "cwd": "/", "inherit_env": True}
     policy.reopen(record)
     policy.reopen({**record, "command": [TRUE], "inherit_env": False})
     policy.reopen({**record, "command": [str(tmp_path / "bin" / "agent")]})

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from platform import python_version
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,10 +18,12 @@ from tests.store.kit import AT, lines
 
 from banksman import Host, Kind, NotOwner, StoreError, __version__
 from banksman.commands.options import Options
+from banksman.core.dialects.claude import CLAUDE, Claude
 from banksman.process.launch import prepare
 from banksman.server.ops import metrics
 from banksman.server.streams.follower import StreamCounts
 from banksman.sessions import session_table
+from banksman.sessions.diagnostics import SILENT_FRAMES_MAX, TurnTimes
 from banksman.store.log import Log
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog
@@ -106,6 +111,12 @@ async def test_metrics_follow_a_session_as_it_runs(tmp_path: Path) -> None:
         for name in ("turn", "queue"):
             assert page[f"banksman_{name}_seconds_bucket", "+Inf"] == page[f"banksman_{name}_seconds_count", ""] == 4
             assert page[f"banksman_{name}_seconds_sum", ""] > 0
+        # Each had output, and only the first was interrupted.
+        assert page["banksman_first_token_seconds_count", ""] == 4
+        assert 0 < page["banksman_first_token_seconds_sum", ""] < page["banksman_turn_seconds_sum", ""]
+        assert page["banksman_stop_seconds_count", ""] == 1
+        assert 0 < page["banksman_stop_seconds_sum", ""] < page["banksman_turn_seconds_sum", ""]
+        assert page["banksman_takeover_seconds_count", ""] == 0
         assert page["banksman_queue_asks", ""] == 0
         assert ("banksman_clock_seconds_left", "overall") not in page
         status = case.session.status()
@@ -116,6 +127,49 @@ async def test_metrics_follow_a_session_as_it_runs(tmp_path: Path) -> None:
         assert page["banksman_events_total", ""] == status.seq
         assert page["banksman_commits_total", ""] == page["banksman_commit_seconds_count", ""] > 0
         assert page["banksman_commit_seconds_sum", ""] > 0
+
+
+async def test_metrics_measure_takeovers(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'store.db'}"
+    async with Host(store) as host:
+        session = await host.open(command=fake_agent.command(), options=QUICK)
+    async with Host(store) as host:
+        assert read(host)["banksman_takeover_seconds_count", ""] == 0
+        for _ in range(2):
+            # The second one finds the session here.
+            await host.take_over(session.id)
+            assert read(host)["banksman_takeover_seconds_count", ""] == 1
+        assert 0 < read(host)["banksman_takeover_seconds_sum", ""] < 60
+
+
+class NoTranslation(Claude):
+    """Dialect whose frames must not be translated."""
+
+    def project(self, line: bytes) -> Any:
+        raise AssertionError("a frame was translated")
+
+    partial = project
+
+
+async def test_first_token_is_the_first_output_of_a_turn_and_not_its_first_frame() -> None:
+    times, dialect = TurnTimes(), CLAUDE
+    times.note([("t", "turn.queued", b""), ("t", "turn.started", b"")], 1.0, dialect)
+    init = b'{"type":"system","subtype":"init","session_id":"x"}'
+    text = b'{"type":"assistant","message":{"content":[{"type":"text","text":"x"}]}}'
+    times.note([("t", "update", init), (None, "update", text), ("other", "update", text)], 2.0, dialect)
+    assert (times.awaits_output, sum(times.first_token.counts)) == (True, 0)
+    times.note([("t", "update", text), ("t", "update", text)], 4.0, dialect)
+    assert (times.awaits_output, sum(times.first_token.counts), times.first_token.seconds) == (False, 1, 3.0)
+    # A frame that cannot have output is not translated.
+    times.note([("v", "turn.queued", b""), ("v", "turn.started", b"")], 5.0, dialect)
+    times.note([("v", "update", init)], 5.0, NoTranslation())
+    times.note([("v", "turn.ended", b"")], 5.0, dialect)
+    # A flood without output is searched up to a limit.
+    times.note([("u", "turn.queued", b""), ("u", "turn.started", b"")], 5.0, dialect)
+    times.note([("u", "update", init)] * SILENT_FRAMES_MAX, 6.0, dialect)
+    assert not times.awaits_output
+    times.note([("u", "turn.ended", b"")], 7.0, dialect)
+    assert (sum(times.first_token.counts), sum(times.turn.counts)) == (1, 2)
 
 
 async def test_metrics_show_the_lowest_clock_of_a_name(tmp_path: Path) -> None:
@@ -242,12 +296,12 @@ async def test_metrics_count_streams_and_followers() -> None:
         assert page["banksman_stream_bytes_total", ""] == 1000
         assert page["banksman_streams_cut_total", ""] == 2
         assert page["banksman_stream_gaps_total", ""] == 1
-        assert counts.followers == {"session": 0, "many": 0}
+        assert counts.followers == {"session": 0, "many": 0, "commands": 0}
 
 
 async def test_metrics_size_is_independent_of_sessions_and_names_none(tmp_path: Path) -> None:
     async with Host("memory:") as host:
-        sessions = [await host.open(command=fake_agent.command(), name="first", options=QUICK)]
+        sessions = [await host.open(command=fake_agent.command(), name="alpha", options=QUICK)]
         before = metrics.render(host, StreamCounts())
         names = [f"name-{number}" for number in range(20)]
         sessions += [await host.open(command=fake_agent.command(), name=name, options=QUICK) for name in names]
@@ -277,7 +331,7 @@ async def append(log: Log, epoch: int, seq: int, *data: bytes) -> StoreError | N
 
 
 def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    assert set(before) == set(after) == {"commits", "events", "bytes", "commit_seconds", "failures"}
+    assert set(before) == set(after) == {"commits", "events", "bytes", "failures"}
     return {name: after[name] - before[name] for name in after}
 
 
@@ -293,7 +347,8 @@ async def test_store_counters_count_written_events_and_bytes(kind: str, tmp_path
     assert found["commits"] == 2
     assert found["events"] == 3
     assert 1002 <= found["bytes"] < 4000
-    assert 0 < found["commit_seconds"] < 60
+    assert 0 < log.commit_times.seconds < 60
+    assert sum(log.commit_times.counts) == log.counters()["commits"]
     assert found["failures"] == 0
     # A refused append writes nothing, and is no failure of the store.
     before = log.counters()
@@ -325,3 +380,14 @@ async def test_world_log_counters_count_failures_like_a_disk() -> None:
     assert log.counters()["failures"] == 1
     assert log.counters()["events"] == 0
     await log.close()
+
+
+# -- promtool ---------------------------------------------------------------------------------------------------------
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: make promtool")
+async def test_metrics_pass_promtool(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        await case.outcome(await case.ask("@@say one"))
+        rendered = metrics.render(case.host, StreamCounts())
+    checked = subprocess.run(["promtool", "check", "metrics"], input=rendered, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

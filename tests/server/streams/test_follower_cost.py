@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from tests.server.kit import no_drain
 
 from banksman import Host, Kind
-from banksman.server import app
+from banksman.server import app, http_server
 from banksman.server import listener as server
 from banksman.server.context import Context
 from banksman.server.http.connection import SLICE_BYTES
@@ -27,7 +28,7 @@ from banksman.server.streams.event_format import StreamForm
 from banksman.server.streams.follower import EventStreams, FollowerWakeup, StreamCounts
 from banksman.server.streams.shared_pages import PAGES_BYTES_MAX, EncodedPage, SharedPages
 from banksman.server.streams.sources import PAGE_BYTES_MAX, PAGE_EVENTS_MAX, Cursor, OneSession
-from banksman.store.log import Page
+from banksman.store.log_values import Page
 from banksman.testing import fake_agent
 
 TOKEN = "a-token-of-the-tests"
@@ -46,7 +47,7 @@ AROUND_BYTES = 1 << 10
 class Served:
     host: Host
     streams: EventStreams
-    server: server.HttpServer
+    server: http_server.HttpServer
     port: int
 
     def connections(self) -> list[Any]:
@@ -67,8 +68,8 @@ async def serving() -> AsyncGenerator[Served]:
             heartbeat_seconds=settings.heartbeat_seconds,
             streams_max=settings.streams_max,
         )
-        context = Context(host, settings, StartPolicy(settings), streams, drain=lambda _: None, store="")
-        one = server.HttpServer(app.make(context, token=TOKEN, port=port), [listener], settings, streams)
+        context = Context(host, settings, StartPolicy(settings), streams, drain=no_drain, store="")
+        one = http_server.HttpServer(app.make(context, token=TOKEN, port=port), [listener], settings, streams)
         one.start()
         try:
             yield Served(host, streams, one, port)

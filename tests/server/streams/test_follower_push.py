@@ -17,7 +17,7 @@ from banksman.server.streams.event_format import StreamForm
 from banksman.server.streams.follower import EventStreams, Follower, FollowerWakeup, StreamCounts
 from banksman.server.streams.shared_pages import SharedPages
 from banksman.server.streams.sources import LIVE_BYTES_MAX, PAGE_EVENTS_MAX, Cursor, OneSession
-from banksman.sessions.readable_session import ReadableSession
+from banksman.sessions.readable_session import ReadableSession, SessionParts
 from banksman.store.log import Log
 from banksman.store.memory import MemoryLog
 from banksman.store.sqlite import SqliteLog
@@ -38,6 +38,8 @@ class Client:
         self.seqs: list[int] = []
 
     def push(self, data: bytes) -> bool:
+        if not self.can_push:
+            return False
         self._read(data)
         return True
 
@@ -91,7 +93,8 @@ engines = pytest.mark.parametrize("engine", ["memory", "sqlite"])
 
 @asynccontextmanager
 async def opened(engine: str, folder: Path) -> AsyncGenerator[Log]:
-    log: Log = MemoryLog() if engine == "memory" else SqliteLog(folder / "store.db")
+    level = "full" if engine == "full" else "normal"
+    log: Log = MemoryLog() if engine == "memory" else SqliteLog(folder / "store.db", level=level)
     yield log
     await log.close()
 
@@ -110,7 +113,8 @@ async def following(
         await writer.append(FRAME)
     dialect: Any = SilentDialect()
     ends: asyncio.Future[None] = loop.create_future()
-    session: Any = ReadableSession("s", name=None, agent="a", dialect=dialect, store=log, ends=ends)
+    parts = SessionParts(id="s", name=None, agent="a", dialect=dialect, store=log, ends=ends)
+    session: Any = ReadableSession(parts)
     source = OneSession(session, raw=False, frames=frames)
     streams = EventStreams(
         closing=loop.create_future(),
@@ -197,11 +201,13 @@ async def test_follower_without_frames_gets_heartbeats_while_the_agent_writes(en
 
 
 async def test_follower_is_live_although_a_commit_is_not_settled_when_it_comes(tmp_path: Path) -> None:
-    async with opened("sqlite", tmp_path) as log, following(log) as (client, start, writer):
-        # The follower begins in the next pass of the loop. By then the writer's thread has committed, and the loop
-        # hears of it only after that.
-        start()
+    # At this level the writer's thread commits.
+    async with opened("full", tmp_path) as log, following(log) as (client, start, writer):
         writer.append(END)
+        await asyncio.sleep(0)  # The loop gives it to the thread.
+        # The follower begins in the next pass of the loop. By then the thread has committed, and the loop hears of it
+        # only after that.
+        start()
         while log.head("s").seq < writer.seq:
             time.sleep(0.001)
         await client.until(lambda: client.seqs == [2])

@@ -23,7 +23,7 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,11 +32,11 @@ from tests.store.sqlite.kill_at_syscall import Call, Death
 
 from banksman.core.session.event import Entry, Event
 from banksman.errors import BanksmanError, NotOwner, StoreError
-from banksman.store.log import Snapshot
+from banksman.store.log_values import Snapshot
 from banksman.store.sqlite import SqliteLog, tables
 from banksman.store.sqlite.append import AppendOperation
+from banksman.store.sqlite.group_writer import GroupWriter
 from banksman.store.sqlite.operations import Operation
-from banksman.store.sqlite.writer_thread import WriterThread
 
 SESSION = "crash"
 # Each death costs as many calls as came before it, so twice as many appends would take four times as long.
@@ -137,15 +137,15 @@ def acknowledge(fd: int, seq: int, answered: asyncio.Queue[None], error: StoreEr
 
 def acknowledge_early(fd: int) -> None:
     """Break the engine of this process on purpose: it acknowledges an append before it commits it."""
-    perform = WriterThread._perform  # pyright: ignore[reportPrivateUsage]
+    transact = GroupWriter._transact  # pyright: ignore[reportPrivateUsage]
 
-    def perform_late(self: WriterThread, group: list[Operation]) -> None:
+    def transact_late(self: GroupWriter, group: Sequence[Operation]) -> None:
         for operation in group:
             if isinstance(operation, AppendOperation):
                 os.write(fd, b"%d\n" % operation.seq)
-        perform(self, group)
+        transact(self, group)
 
-    WriterThread._perform = perform_late  # pyright: ignore[reportPrivateUsage]
+    GroupWriter._transact = transact_late  # pyright: ignore[reportPrivateUsage]
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------

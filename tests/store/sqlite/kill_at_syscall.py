@@ -17,10 +17,17 @@ import ctypes
 import os
 import platform
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 # Time limit of a child, with the tracing. A signal ends it after that.
 CHILD_SECONDS_MAX = 30
@@ -60,12 +67,12 @@ _CALLS: dict[str, dict[str, tuple[int, str | int]]] = {
 }
 
 _PTRACE_CONT = 7
-_PTRACE_SEIZE = 0x4206
-_PTRACE_GET_SYSCALL_INFO = 0x420E
+PTRACE_SEIZE = 0x4206
+PTRACE_GET_SYSCALL_INFO = 0x420E
 _EVENT_SECCOMP = 7
 # Stop at the filter's events and at new threads and forks, which are traced too. Die with the tracer.
 _OPTIONS = 0x80 | 0x8 | 0x4 | 0x2 | 0x100000
-_WAIT_ALL = 0x40000000
+WAIT_ALL = 0x40000000
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _RET_TRACE, _RET_ALLOW = 0x7FF00000, 0x7FFF0000
 
@@ -82,7 +89,7 @@ class _Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.POINTER(_Instruction))]
 
 
-class _CallInfo(ctypes.Structure):
+class CallInfo(ctypes.Structure):
     """struct ptrace_syscall_info at a seccomp stop. It is the same on every machine."""
 
     _fields_ = [
@@ -136,6 +143,15 @@ def why_not() -> str:
     return "" if death.is_killed else f"a traced child was not killed: {death}"
 
 
+def skip_unless_possible() -> None:
+    """Skip the test if a child cannot be traced. The check runs in a separate process because it forks."""
+    code = f"from {__name__} import why_not; print(why_not(), end='')"
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
+    if done.stdout:
+        pytest.skip(f"NOT TESTED: {done.stdout}")
+
+
 def run(program: Callable[[int], None], watched: str, *, kill_at: int | None = None) -> Death:
     """Run `program(fd of the pipe)` in a fork, and kill it at the entry of its call number `kill_at`.
 
@@ -144,7 +160,7 @@ def run(program: Callable[[int], None], watched: str, *, kill_at: int | None = N
     """
     pid, said, go = _fork(program, is_traced=True)
     try:
-        if _ptrace(_PTRACE_SEIZE, pid, 0, _OPTIONS) < 0:
+        if ptrace(PTRACE_SEIZE, pid, 0, _OPTIONS) < 0:
             number = ctypes.get_errno()
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -210,10 +226,10 @@ def _fork(program: Callable[[int], None], *, is_traced: bool) -> tuple[int, int,
 def _trace(leader: int, watched: str, kill_at: int | None, calls: list[Call]) -> int:
     """Follow the child to its end, and kill it at the chosen call."""
     known = {number: (name, where) for name, (number, where) in _CALLS[platform.machine()].items()}
-    info = _CallInfo()
+    info = CallInfo()
     deadline = time.monotonic() + CHILD_SECONDS_MAX + 10
     while True:
-        pid, status = os.waitpid(-1, _WAIT_ALL)
+        pid, status = os.waitpid(-1, WAIT_ALL)
         if not os.WIFSTOPPED(status):
             # A thread, or the child: the kernel reports the child last.
             if pid == leader:
@@ -222,7 +238,7 @@ def _trace(leader: int, watched: str, kill_at: int | None, calls: list[Call]) ->
         assert time.monotonic() < deadline, "the child outlived its own alarm"
         event, number = status >> 16, os.WSTOPSIG(status)
         if event == _EVENT_SECCOMP:
-            _ptrace(_PTRACE_GET_SYSCALL_INFO, pid, ctypes.sizeof(info), ctypes.addressof(info))
+            ptrace(PTRACE_GET_SYSCALL_INFO, pid, ctypes.sizeof(info), ctypes.addressof(info))
             name, where = known[info.number]
             file = _file(pid, info, where)
             if file.startswith(watched):
@@ -233,10 +249,10 @@ def _trace(leader: int, watched: str, kill_at: int | None, calls: list[Call]) ->
                     os.kill(leader, signal.SIGKILL)
                     continue
         # Pass signals on. A stop for a new thread, a fork or the filter has no signal.
-        _ptrace(_PTRACE_CONT, pid, 0, 0 if event else number)
+        ptrace(_PTRACE_CONT, pid, 0, 0 if event else number)
 
 
-def _file(pid: int, info: _CallInfo, where: str | int) -> str:
+def _file(pid: int, info: CallInfo, where: str | int) -> str:
     """Return the file of a call. The caller is stopped, so neither the fd nor the memory changes."""
     try:
         if where == "fd":
@@ -263,5 +279,5 @@ def _install_filter() -> None:
             raise OSError(ctypes.get_errno(), f"prctl {arguments[0]}")
 
 
-def _ptrace(request: int, pid: int, address: int, data: int) -> int:
+def ptrace(request: int, pid: int, address: int, data: int) -> int:
     return _libc.ptrace(request, pid, address, data)

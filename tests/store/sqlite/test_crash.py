@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from tests.store.sqlite import kill_at_syscall
 from tests.store.sqlite.crash_child import APPENDS, Campaign, Report
+from tests.store.sqlite.kill_at_syscall import REPOSITORY
 from tests.thorough import IS_THOROUGH
 
 pytestmark = pytest.mark.thorough
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 # The calls of a level are divided among this many tests, so that several workers can share them.
 SHARES = 3
 
@@ -37,12 +37,7 @@ def campaign(tmp_path: Path, kind: str, **settings: object) -> Report:
 
 @pytest.fixture(autouse=True, scope="module")
 def can_be_traced() -> None:
-    """Skip the module if a child cannot be traced. The check runs in a separate process because it forks."""
-    code = "from tests.store.sqlite import kill_at_syscall; print(kill_at_syscall.why_not(), end='')"
-    argv = [sys.executable, "-c", code]
-    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
-    if done.stdout:
-        pytest.skip(f"NOT TESTED: {done.stdout}")
+    kill_at_syscall.skip_unless_possible()
 
 
 @pytest.mark.parametrize("share", range(SHARES if IS_THOROUGH else 1))

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from banksman.errors import StoreError, StoreFull, StoreReadOnly, UsageError
-from banksman.store.log import Chunk, Head, Snapshot
+from banksman.store.log_values import Chunk, Head, Snapshot
 from banksman.store.sqlite import SqliteLog, deleted_sessions, spool
 from banksman.store.sqlite.operations import WriterContext
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from banksman.errors import StoreDamaged, StoreError, StoreReadOnly, StoreTooNew, UsageError
-from banksman.store.log import Head
+from banksman.store.log_values import Head
 from banksman.store.sqlite import SqliteLog, tables
 
 pytest.register_assert_rewrite("tests.store.conformance")

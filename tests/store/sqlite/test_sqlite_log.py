@@ -11,6 +11,7 @@ import contextlib
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Collection, Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from banksman.errors import NotOwner, StoreBusy, StoreDamaged, StoreError, StoreFull
-from banksman.store.log import Chunk, Head, Log, Snapshot
+from banksman.store.log import Log
+from banksman.store.log_values import Chunk, Head, Snapshot
 from banksman.store.sqlite import SqliteLog, open_file
 from banksman.store.sqlite.operations import LOST_CHUNKS_MAX, WriterContext
 from banksman.store.sqlite.pages import CHUNK_BYTES
@@ -175,7 +177,9 @@ async def test_append_behind_a_failed_transaction_is_refused_though_it_would_fit
     await log._bridge.call(lambda work: work.execute(f"PRAGMA max_page_count = {pages}").fetchall())  # pyright: ignore[reportPrivateUsage]
     writer.append(b"x" * 100_000)
     room = asyncio.ensure_future(log._bridge.call(make_room, is_alone=True))  # pyright: ignore[reportPrivateUsage]
-    await asyncio.sleep(0)
+    # One pass of the loop makes the call, and the next one passes it on.
+    for _ in range(2):
+        await asyncio.sleep(0)
     # The loop is blocked meanwhile: the failure has happened, and is not reported yet.
     assert performed.wait(30)
     writer.append(b"it would fit", seq=1)
@@ -223,6 +227,23 @@ async def test_cancelled_claim_leaves_session_unowned(path: Path) -> None:
     assert known(log).owner is None
     assert await other.claim("s", agent="claude") > 1
     await asyncio.gather(log.close(), other.close())
+
+
+async def test_idle_threads_keep_nothing_of_the_callers_they_served(path: Path) -> None:
+    log = SqliteLog(path, level="full")  # So the thread writes everything.
+    writer = await Writer.claim(log)
+    answers = writer.answers
+    callback = answers.done()
+    reference = weakref.ref(callback)
+    log.advance(writer.session, writer.epoch, callback)
+    del callback
+    await answers.all()
+    # The thread has passed the group on, and waits for the next one a moment later.
+    deadline = time.monotonic() + 10
+    while reference() is not None and time.monotonic() < deadline:  # noqa: ASYNC110  No event marks that moment.
+        await asyncio.sleep(0)
+    assert reference() is None
+    await log.close()
 
 
 async def test_restore_propagates_callers_error_and_leaves_nothing(path: Path) -> None:

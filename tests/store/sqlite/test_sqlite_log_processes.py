@@ -159,6 +159,42 @@ if sys.argv[2] == "collected":
 """
 
 
+FORKED = """
+import asyncio, os, sys
+from banksman.store.sqlite import SqliteLog
+
+async def main(path):
+    loop = asyncio.get_running_loop()
+
+    def append(seq):
+        committed = loop.create_future()
+        log.append("s", epoch, seq, 1.0, [("t", "queue.changed", b"%d" % seq)], committed.set_result)
+        return committed
+
+    log = SqliteLog(path)
+    epoch = await log.claim("s", agent="claude")
+    assert await append(0) is None
+    pid = os.fork()
+    if not pid:
+        committed = append(1)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        os._exit(committed.done())
+    assert os.waitpid(pid, 0)[1] == 0
+    assert await append(1) is None
+    await log.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_forked_child_commits_nothing_to_the_store_of_its_parent(path: Path) -> None:
+    assert ended(start(FORKED, str(path))) == 0
+    log = SqliteLog(path)
+    assert data(await everything(log)) == [b"0", b"1"]
+    await log.close()
+
+
 @pytest.mark.parametrize("how", ["exit", "collected", "fork"])
 async def test_program_that_never_closes_its_log_still_exits(path: Path, how: str) -> None:
     assert ended(start(UNCLOSED, str(path), how)) == 0

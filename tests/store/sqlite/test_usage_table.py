@@ -13,7 +13,7 @@ from tests.store.conformance_usage import TODAY, ended, reported, used
 from tests.store.kit import Writer
 
 from banksman.core.session.event import Entry, entry
-from banksman.store.log import UsageRow
+from banksman.store.log_values import UsageRow
 from banksman.store.sqlite import usage_table
 from banksman.store.sqlite.sqlite_log import SqliteLog
 

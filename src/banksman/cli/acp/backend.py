@@ -4,8 +4,8 @@
   server when the first is gone.
 - `BundledServer` runs the server of `banksman serve` in the main thread, if no other server is
   found.
-- `MainThreadRequests` is the queue by which other threads ask the main thread for that. `main.py`
-  reads it.
+- `MainThreadRequests` is the queue by which other threads ask the main thread for that.
+  `cli/commands/acp.py` reads it.
 """
 
 from __future__ import annotations

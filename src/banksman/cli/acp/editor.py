@@ -163,16 +163,16 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-# The connection to one editor: each request is answered once, and requests are sent to it.
-#
-# One thread reads the lines and never waits. A request that needs the server gets a thread, so that
-# the editor can stop a turn while another request waits. Steps that depend on the order of the
-# lines happen before that thread starts. A prompt must be registered before the cancel that stops
-# it, and a prompt after the cancel must not be stopped by it.
-
-
 class EditorConnection:
-    """Connection to one editor. One thread calls `hear`; all other methods are thread-safe."""
+    """Connection to one editor. One thread calls `hear`; all other methods are thread-safe.
+
+    Each request is answered once, and requests are sent to the editor.
+
+    One thread reads the lines and never waits. A request that needs the server gets a thread, so
+    that the editor can stop a turn while another request waits. Steps that depend on the order of
+    the lines happen before that thread starts. A prompt must be registered before the cancel that
+    stops it, and a prompt after the cancel must not be stopped by it.
+    """
 
     def __init__(self, backend: Backend, outbox: Outbox, usual: SessionDefaults) -> None:
         self._outbox = outbox

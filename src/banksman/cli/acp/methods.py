@@ -21,7 +21,7 @@ from banksman.cli.acp import session_updates
 from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.editor_session import EditorPrompt, EditorSession, SessionListener
 from banksman.cli.acp.session_updates import bad_params
-from banksman.cli.client.client import Client, Problem, segment
+from banksman.cli.client.client import Client, RequestRefused, segment
 from banksman.cli.client.event_stream import seq_of
 from banksman.core.wire.jsonrpc import Id, Notification, RpcCall
 
@@ -134,7 +134,7 @@ def _info(client: Client, session: dict[str, Any]) -> dict[str, Any] | None:
         page = client.get(path, {"limit": 1})
         head = seq_of(page["head"] or "") or 1
         last = client.get(path, {"after": head - 1, "limit": 1})["events"]
-    except Problem:
+    except RequestRefused:
         return None
     cwd = page["events"][0]["body"].get("cwd") if page["events"] else None
     if not isinstance(cwd, str):

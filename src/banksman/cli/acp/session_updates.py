@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
-from banksman.cli.client.client import Problem
+from banksman.cli.client.client import RequestRefused
 from banksman.cli.client.event_stream import Event
 from banksman.core.wire.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
 from banksman.errors import BanksmanError, UsageError
@@ -81,7 +81,7 @@ def refusal_of(error: BanksmanError) -> EditorRefusal:
     """Translate an error to the protocol."""
     message = str(error.args[0]) if error.args else type(error).__name__
     data: dict[str, Any] = {"hint": error.hint} if error.hint else {}
-    if isinstance(error, Problem):
+    if isinstance(error, RequestRefused):
         data |= {"title": error.title, "status": error.status, "ids": error.ids}
         return EditorRefusal(
             INVALID_PARAMS if error.status in _CALLERS else INTERNAL_ERROR, message, data

@@ -15,12 +15,13 @@ import contextlib
 import http.client
 import json
 import socket
+import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, cast
 from urllib.parse import quote, urlencode
 
-from banksman import sockets
+from banksman.cli.client.connections import CONNECT_SECONDS_MAX, connection_to
 from banksman.cli.client.discovery import (
     OwnerRequest,
     OwnerServers,
@@ -28,12 +29,10 @@ from banksman.cli.client.discovery import (
     owner_of,
     pid_of,
 )
-from banksman.cli.client.server_reply import checked, decode
-from banksman.cli.client.shell_hints import detail_of, hint_of
+from banksman.cli.client.server_reply import checked, decode, detail_of, hint_of
 from banksman.cli.output import ProgressMessage
 from banksman.errors import BanksmanError
 
-CONNECT_SECONDS_MAX = 10.0
 # A live server answers sooner, unless it was asked to wait. Closing and interrupting take as long
 # as the ladder.
 ANSWER_SECONDS_MAX = 120.0
@@ -42,6 +41,10 @@ LOOK_SECONDS_MAX = 30.0
 ANSWER_BYTES_MAX = 512 << 20
 # Pauses before the repetitions of a repeatable request.
 RETRY_SECONDS = (0.2, 1.0, 3.0)
+# Upper bound of the pause that a server with a limit of requests asks for.
+RETRY_AFTER_SECONDS_MAX = 60.0
+# The title of its refusal.
+_TOO_MANY = "RateLimited"
 # The text of a server for a path that it does not have.
 _NO_PATH = "this path does not exist"
 
@@ -65,7 +68,7 @@ class Silent(Lost):
     """The server accepted the connection but sent nothing before the timeout. Not repeated."""
 
 
-class Problem(ClientError):
+class RequestRefused(ClientError):
     """The server refused the request, with its explanation."""
 
     def __init__(
@@ -85,7 +88,7 @@ class Problem(ClientError):
         self.ids = dict(ids or {})
 
 
-class NotLetIn(Problem):
+class NotLetIn(RequestRefused):
     """The token is missing or wrong."""
 
 
@@ -141,7 +144,7 @@ class Client:
         """
         request = OwnerRequest(method, path, query, body, key)
         pauses = iter(RETRY_SECONDS)
-        refusal: Problem | None = None
+        refusal: RequestRefused | None = None
         # The owner for this request only: the request names no session in its path (opening by
         # name).
         once: ServerAddress | None = None
@@ -156,7 +159,7 @@ class Client:
                 if owner is None:
                     raise
                 failure: ClientError = exc
-            except Problem as exc:
+            except RequestRefused as exc:
                 found = None if owner is not None else owner_of(exc.title, exc.ids, self._find())
                 if found is not None:
                     refusal = exc
@@ -178,6 +181,7 @@ class Client:
         if request.key is not None:
             headers["Idempotency-Key"] = request.key
         pauses = iter(RETRY_SECONDS if request.method == "GET" or request.key is not None else ())
+        limited = iter(RETRY_SECONDS)
         was_there = False
         while True:
             place = once or self._place_for(request.session)
@@ -198,6 +202,12 @@ class Client:
                     answer = checked(answer, is_look=request.method == "GET")
                 self._owners.note_asked(request, place)
                 return answer
+            except RequestRefused as exc:
+                # The server has done nothing of it, so any request may be sent again.
+                pause = next(limited, None) if exc.title == _TOO_MANY else None
+                if pause is None:
+                    raise
+                pause = max(pause, min(exc.retry_seconds or 0.0, RETRY_AFTER_SECONDS_MAX))
             except NoServer as exc:
                 self._note_gone(place)
                 # A server that was never there is reported immediately. One that broke the
@@ -220,7 +230,7 @@ class Client:
                 self.request(orphan.method, orphan.path, body=orphan.body, key=orphan.key)
             except NoServer:
                 self._owners.put_back(orphan)
-            except Problem:
+            except RequestRefused:
                 # The server refuses the ask now. The next request reports the state of the session.
                 pass
         return self._owners.place(session) or self._find()
@@ -271,16 +281,16 @@ def segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def _is_going(error: Problem) -> bool:
+def _is_going(error: RequestRefused) -> bool:
     """Return whether the owner's refusal says that it has released the session or is about to."""
     return error.status == 503 or error.title == "NotOwner"
 
 
-def _unreachable(refusal: Problem) -> Problem:
+def _unreachable(refusal: RequestRefused) -> RequestRefused:
     """Return the refusal with advice for an owner that does not answer."""
     kill = f"kill {refusal.ids.get('pid')}"
     hint = f"end that process ({kill}); the next verb then takes the session over"
-    return Problem(
+    return RequestRefused(
         refusal.title,
         f"{refusal.detail}; that process does not answer",
         hint=hint,
@@ -302,7 +312,7 @@ def _exchange(
 ) -> Generator[http.client.HTTPResponse]:
     """Send one request and yield a 2xx response whose body is not read yet.
 
-    Raises `Problem` for another status, and `NoServer` or `Lost` for a failed connection.
+    Raises `RequestRefused` for another status, and `NoServer` or `Lost` for a failed connection.
     """
     connection = _connect(place)
     try:
@@ -323,26 +333,8 @@ def _exchange(
         connection.close()
 
 
-class _BySocket(http.client.HTTPConnection):
-    """HTTP connection over a Unix socket. The `Host` header is localhost."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=CONNECT_SECONDS_MAX)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = sockets.connect(self._path, CONNECT_SECONDS_MAX)
-
-
-def _connection_to(place: ServerAddress) -> http.client.HTTPConnection:
-    if place.socket is not None:
-        return _BySocket(place.socket)
-    kind = http.client.HTTPSConnection if place.is_secure else http.client.HTTPConnection
-    return kind(place.host, place.port, timeout=CONNECT_SECONDS_MAX)
-
-
 def _connect(place: ServerAddress) -> http.client.HTTPConnection:
-    connection = _connection_to(place)
+    connection = connection_to(place)
     try:
         connection.connect()
     except (ConnectionRefusedError, FileNotFoundError) as exc:
@@ -355,6 +347,13 @@ def _connect(place: ServerAddress) -> http.client.HTTPConnection:
         raise NoServer(f"no server at {place.url}: start one with banksman serve") from exc
     except TimeoutError as exc:
         raise NoServer(f"no answer from {place.url} within {CONNECT_SECONDS_MAX:.0f} s") from exc
+    except ssl.SSLCertVerificationError as exc:
+        hint = "pass the CA of the server with --cafile, and a URL with a name of its certificate"
+        reason = f"its certificate is not trusted: {exc.verify_message}"
+        raise NoServer(f"cannot use the server at {place.url}: {reason}", hint=hint) from exc
+    except ssl.SSLError as exc:
+        hint = "check --url: does the server speak https?"
+        raise NoServer(f"cannot use the server at {place.url}: no TLS", hint=hint) from exc
     except (OSError, UnicodeError) as exc:
         reason = getattr(exc, "strerror", None) or str(exc)
         raise NoServer(f"no server at {place.url}: {reason}") from exc
@@ -459,7 +458,7 @@ def _path_hint(place: ServerAddress) -> str:
     return "check that --url or BANKSMAN_URL names a Banksman server of this version"
 
 
-def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Problem:
+def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> RequestRefused:
     """Build the error for a refusal, also for one from a proxy or another program."""
     said: dict[str, Any] = {}
     with contextlib.suppress(ClientError), _losses(place):
@@ -471,7 +470,7 @@ def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> Proble
     detail = detail_of(detail)
     hint = hint_of(str(said.get("hint") or ""))
     ids = cast("dict[str, Any]", said["ids"]) if isinstance(said.get("ids"), dict) else {}
-    kind = Problem
+    kind = RequestRefused
     if response.status == 401:
         kind = NotLetIn
         if place.token is None:

@@ -64,6 +64,8 @@ class ServerAddress:
     prefix: str
     token: str | None = field(repr=False)
     socket: str | None = None
+    # CA certificates for https; None trusts those of the machine.
+    cafile: str | None = None
     # The place that the token is from, for errors.
     token_from: str = field(default="", compare=False)
 
@@ -81,12 +83,17 @@ def find(url: str | None = None) -> ServerAddress | None:
     return announced() if given is None else named(given)
 
 
-def named(url: str) -> ServerAddress:
-    """Return the address for a URL that the user gave. Raises `UsageError` if it is invalid."""
+def named(url: str, cafile: str | None = None) -> ServerAddress:
+    """Return the address for a URL that the user gave. Raises `UsageError` if it is invalid.
+
+    `cafile`: the CA certificates for https; None takes the file of the settings.
+    """
     address, token = _without_token(url)
     if address.startswith(UNIX):
         return at_socket(address.removeprefix(UNIX))
     place = _parsed(address)
+    if place.is_secure:
+        place = replace(place, cafile=config.load(flags={"cafile": cafile}).value("cafile"))
     own = _announced_address(place)
     return _with_token(
         place if own is None else replace(place, host=own), token, is_ours=own is not None

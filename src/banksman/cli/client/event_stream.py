@@ -29,7 +29,15 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.cli.client.client import Client, ClientError, Lost, NoServer, Problem, Query, segment
+from banksman.cli.client.client import (
+    Client,
+    ClientError,
+    Lost,
+    NoServer,
+    Query,
+    RequestRefused,
+    segment,
+)
 from banksman.cli.client.server_reply import ServerReply, checked, decode
 
 # A frame of an agent has at most 32 MiB, and JSON may encode each byte as six.
@@ -243,9 +251,9 @@ class EventFollower:
         """Yield stored events, and a `stream.gap` for events that retention removed.
 
         Ends only when `is_over` says so: a closed session, even one closed by a stopping server,
-        may be opened again. Raises `Problem` if the server refuses, for example because the session
-        was deleted. Raises `NoServer` if the server is missing at first, or stays away or silent
-        for too long.
+        may be opened again. Raises `RequestRefused` if the server refuses, for example because the
+        session was deleted. Raises `NoServer` if the server is missing at first, or stays away or
+        silent for too long.
         """
         tries = 0
         # The end of the last useful connection.
@@ -269,7 +277,7 @@ class EventFollower:
                     "the server closed the connection before it sent an event",
                     hint="see the server's log",
                 )
-            except (NoServer, Problem) as exc:
+            except (NoServer, RequestRefused) as exc:
                 now = time.monotonic()
                 was_there = was_there or isinstance(exc, Lost)
                 if is_alive and now - began >= HELD_SECONDS_MIN:
@@ -277,7 +285,7 @@ class EventFollower:
                 gone_since = now if gone_since is None else gone_since
                 if not was_there or not _may_pass(exc) or now - gone_since > GONE_SECONDS_MAX:
                     raise
-                if isinstance(exc, Problem):
+                if isinstance(exc, RequestRefused):
                     self._asks_pause = exc.retry_seconds
                 self._note_lost(exc)
             self._pause(self._pause_seconds(tries))
@@ -410,5 +418,5 @@ def _seconds(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and 0 <= value <= 3600 else None
 
 
-def _may_pass(exc: NoServer | Problem) -> bool:
+def _may_pass(exc: NoServer | RequestRefused) -> bool:
     return isinstance(exc, NoServer) or exc.status in _NOT_NOW

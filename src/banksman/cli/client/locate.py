@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -85,8 +86,10 @@ class VerbHost:
 
     def _made(self) -> EmbeddedServer:
         try:
+            # All that the host needs, so that the error names the first missing package.
+            import_module("banksman.server.http_service")
             from banksman.server.embedded import EmbeddedServer  # noqa: PLC0415
-            from banksman.server.server_settings import load  # noqa: PLC0415
+            from banksman.server.server_settings import CHOICES, load  # noqa: PLC0415
         except ModuleNotFoundError as exc:
             if (exc.name or "").startswith("banksman"):
                 raise
@@ -95,7 +98,8 @@ class VerbHost:
             raise NoServer(
                 f"no server is running, and an embedded host cannot start: {reason}", hint=hint
             ) from exc
-        settings = load(None, {"store": self._store})
+        # The caller of an embedded host is its own user, and may choose everything.
+        settings = load(None, {"store": self._store, "callers_choose": [*CHOICES]})
         if settings.store == "memory:" and not self._in_memory:
             hint = "pass --store sqlite:PATH"
             raise UsageError(
@@ -150,6 +154,7 @@ class ServerLocator:
         *,
         url: str | None,
         store: str | None,
+        cafile: str | None = None,
         in_memory: bool = False,
         only_reads: bool = False,
         needs_server: str = "",
@@ -161,6 +166,7 @@ class ServerLocator:
         enough; empty if it is.
         """
         self._flags = {"url": url or None, "store": store or None}
+        self._cafile = cafile or None
         self._in_memory = in_memory
         self._only_reads = only_reads
         self._needs_server = needs_server
@@ -203,7 +209,7 @@ class ServerLocator:
             )
         # A flag wins over a variable, even if the two set different keys.
         if url.is_set and self._flags["store"] is None:
-            return lambda: named(url.value)
+            return lambda: named(url.value, self._cafile)
         wanted: str | None = (
             store.value if store.origin in (store.key.flag, store.key.variable) else None
         )

@@ -13,6 +13,7 @@ import uuid
 from banksman.cli import INTERRUPTED, NOT_DONE, OK
 from banksman.cli.arguments import split_command
 from banksman.cli.client.client import segment
+from banksman.cli.containment_flags import add_containment
 from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import (
     ServerParser,
@@ -73,6 +74,7 @@ def parser() -> ServerParser:
     )
     add_cwd(flags)
     add_fallback(flags)
+    add_containment(flags)
     add_budget(flags)
     return flags
 

@@ -38,10 +38,11 @@ OWN_EVENTS_MAX = 60
 
 _DESCRIPTION = """\
 Watch a session live and talk in it. Each line that you type is a prompt, with interactive
-priority by default. Ctrl-J starts a new line of the prompt. While the line is empty, a key
-answers the agent's question. Ctrl-C stops the running turn. Without a running turn, or pressed
-twice, Ctrl-C leaves, and so does Ctrl-D; the session continues. If the server goes away, attach
-waits for it. Without a terminal, attach only shows the session, until Ctrl-C."""
+priority by default (normal for the role asker). Ctrl-J starts a new line of the prompt. While the
+line is empty, a key answers the agent's question. Ctrl-C stops the running turn. Without a
+running turn, or pressed twice, Ctrl-C leaves, and so does Ctrl-D; the session continues. If the
+server goes away, attach waits for it. Without a terminal, attach only shows the session, until
+Ctrl-C."""
 
 
 def parser() -> ServerParser:
@@ -56,8 +57,7 @@ def parser() -> ServerParser:
     flags.add_argument(
         "--priority",
         metavar="P",
-        default="interactive",
-        help="priority of typed prompts (default: interactive)",
+        help="priority of typed prompts (default: interactive, or normal for the role asker)",
     )
     return flags
 
@@ -84,12 +84,16 @@ def attach_to(
     session: str,
     keyboard: Keyboard,
     *,
-    priority: str = "interactive",
+    priority: str | None = None,
     way: ServerLocator | None = None,
 ) -> int:
     """Attach at this terminal until the user leaves. Does not close the keyboard."""
     found: dict[str, Any] = client.get(f"/v1/sessions/{segment(session)}")
     after = _begin(client, found)
+    if priority is None:
+        # The server refuses asks of an asker that would preempt those of others.
+        is_asker = client.get("/v1/caller")["role"] == "asker"
+        priority = "normal" if is_asker else "interactive"
     with ScreenLoop() as loop:
         attached = AttachScreen(loop, client, found, keyboard, priority=priority)
         return attached.run(after, is_alone=way is not None and way.is_embedded)

@@ -12,7 +12,7 @@ from banksman.cli import OK
 from banksman.cli.arguments import Parser, add_format
 from banksman.cli.output import as_line, say, say_aside, say_json, table
 from banksman.cli.server_command import perform
-from banksman.config.layers import as_toml, put, template
+from banksman.config.config_file import as_toml, put, template
 
 _NOTES = """\
 Precedence: flag, environment variable (BANKSMAN_STORE, BANKSMAN_SERVE_PORT …), file, default. The

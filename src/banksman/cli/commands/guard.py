@@ -29,8 +29,8 @@ from banksman.process.caller import open_caller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from banksman.guard.outcome import Outcome
-    from banksman.guard.settings import Settings
+    from banksman.guard.outcome import GuardOutcome
+    from banksman.guard.start import GuardSettings
 
 _NOTES = """\
 The command gets stdin, stdout, stderr and every other open file descriptor of the caller. Its whole
@@ -115,8 +115,8 @@ def parser() -> Parser:
     return flags
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
-    from banksman.guard.settings import Settings  # noqa: PLC0415
+def _settings(arguments: argparse.Namespace) -> GuardSettings:
+    from banksman.guard.start import GuardSettings  # noqa: PLC0415
     from banksman.process.program import (  # noqa: PLC0415
         argv_words,
         resolve_program,
@@ -127,7 +127,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     env |= {os.fsencode(k): os.fsencode(v) for k, v in environment(arguments.env).items()}
     argv = argv_words(command_of(arguments, "guard"))
     folder = working_folder(arguments.cwd)
-    return Settings(
+    return GuardSettings(
         path=resolve_program(argv[0], folder, env),
         argv=argv,
         env=env,
@@ -168,7 +168,7 @@ _REASONS = {
 }
 
 
-def _lines(outcome: Outcome) -> list[str]:
+def _lines(outcome: GuardOutcome) -> list[str]:
     """Return what matters for people: why the command was ended, and what could not be ended."""
     lines = [_REASONS[outcome.ended]] if outcome.ended in _REASONS else []
     if outcome.code is None and outcome.signal is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from banksman.cli import USAGE
 from banksman.cli.arguments import Parser
-from banksman.cli.server_command import add_running, settings_of
+from banksman.cli.server_flags import add_running, settings_of
 from banksman.errors import UsageError
 
 if TYPE_CHECKING:

@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 
 from banksman.cli import OK
+from banksman.cli.audit import audit_line, audit_of
 from banksman.cli.client.client import Client, ClientError, segment
 from banksman.cli.client.event_stream import Event, EventFollower
 from banksman.cli.output import (
     as_line,
+    as_text,
     say,
     say_aside,
     say_json,
@@ -54,7 +56,7 @@ restarts, log waits for it, and no event is lost or printed twice."""
 def parser() -> ServerParser:
     flags = ServerParser(
         "log",
-        "SESSION [--follow] [--raw] [--after CURSOR] [-n LIMIT]",
+        "SESSION [--follow] [--raw | --audit] [--after CURSOR] [-n LIMIT] | SESSION --stderr",
         _DESCRIPTION,
         "banksman log fix-ci --follow --json | jq .kind",
         streams=True,
@@ -62,6 +64,17 @@ def parser() -> ServerParser:
     flags.add_argument("session", metavar="SESSION", help="id or name of the session")
     flags.add_argument("-f", "--follow", action="store_true", help="also print new events")
     flags.add_argument("--raw", action="store_true", help="include the raw lines of the agent")
+    flags.add_argument(
+        "--audit",
+        action="store_true",
+        help="print only who did what: opened, set, asked, edited, moved, interrupted, "
+        "preempted, answered, shared, closed",
+    )
+    flags.add_argument(
+        "--stderr",
+        action="store_true",
+        help="print what the running agent has written to stderr, and no events",
+    )
     flags.add_argument(
         "--after", metavar="CURSOR", help="start after this cursor (default: at the first event)"
     )
@@ -76,11 +89,24 @@ def main(words: list[str]) -> int:
     arguments = flags.read(words)
     if arguments.limit is not None and arguments.limit < 1:
         flags.error("--limit must be at least 1")
+    if arguments.raw and arguments.audit:
+        flags.error("--audit prints no lines of the agent: leave out --raw")
+    if arguments.stderr and (
+        arguments.follow or arguments.raw or arguments.audit or arguments.after or arguments.limit
+    ):
+        flags.error("--stderr prints no events: leave out the other flags")
     return perform(_log, arguments)
 
 
 def _log(arguments: argparse.Namespace) -> int:
     client = client_of(arguments)
+    if arguments.stderr:
+        found = client.get(f"/v1/sessions/{segment(arguments.session)}/stderr")
+        if arguments.format == "json":
+            say_json(found)
+        elif found["text"]:
+            say(as_text(found["text"].rstrip("\n")))
+        return OK
     # From here on the session is addressed by its id. Its name may be given to another session
     # while the connection is down.
     session: str = client.get(f"/v1/sessions/{segment(arguments.session)}")["id"]
@@ -96,9 +122,28 @@ def _log(arguments: argparse.Namespace) -> int:
         events = follower.events()
     else:
         events = _pages(client, session, arguments)
+    if arguments.audit:
+        _show_audit(events, arguments)
+        return OK
     for event in itertools.islice(events, arguments.limit):
         _show(event, arguments)
     return OK
+
+
+def _show_audit(events: Iterator[Event], arguments: argparse.Namespace) -> None:
+    """Print the actions of callers. Events that retention has removed are reported as a gap."""
+    found = (
+        (event, entry)
+        for event in events
+        if (entry := audit_of(event)) is not None or event["kind"] == "stream.gap"
+    )
+    for event, entry in itertools.islice(found, arguments.limit):
+        if entry is None:
+            _show(event, arguments)
+        elif arguments.format == "json":
+            say_json(entry._asdict())
+        else:
+            say(as_line(entry.cursor) if arguments.format == "quiet" else audit_line(entry))
 
 
 def _tell_lost(error: ClientError) -> None:
@@ -122,11 +167,12 @@ def _pages(client: Client, session: str, arguments: argparse.Namespace) -> Itera
     """
     after: str | None = arguments.after
     path = f"/v1/sessions/{segment(session)}/events"
-    size = min(arguments.limit or PAGE_EVENTS_MAX, PAGE_EVENTS_MAX)
+    # The limit of an audit counts actions, which are few of the events.
+    limit = None if arguments.audit else arguments.limit
+    size = min(limit or PAGE_EVENTS_MAX, PAGE_EVENTS_MAX)
     while True:
-        page = client.get(
-            path, {"after": after, "limit": size, "raw": 1 if arguments.raw else None}
-        )
+        query = {"after": after, "limit": size, "raw": 1 if arguments.raw else None}
+        page = client.get(path, {**query, "frames": "false" if arguments.audit else None})
         if page.get("gap"):
             yield {"kind": "stream.gap", "session": session, **page["gap"]}
         yield from page["events"]

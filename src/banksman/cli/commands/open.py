@@ -6,6 +6,7 @@ import argparse
 
 from banksman.cli import OK
 from banksman.cli.arguments import split_command
+from banksman.cli.containment_flags import add_containment
 from banksman.cli.output import as_line, say, say_json
 from banksman.cli.server_command import (
     ServerParser,
@@ -45,6 +46,7 @@ def parser() -> ServerParser:
     )
     add_on_limit(flags)
     add_fallback(flags)
+    add_containment(flags)
     return flags
 
 

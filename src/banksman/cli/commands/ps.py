@@ -47,6 +47,7 @@ _HEADS = {
     "agent": "AGENT",
     "host": "HOST",
     "holder": "HOLDER",
+    "by": "BY",
     "queue": "QUEUE",
     "questions": "ASKS",
     "limit": "LIMIT",
@@ -54,9 +55,9 @@ _HEADS = {
     "last": "LAST",
 }
 # Columns to drop on a narrow terminal, in this order. The state and the name always stay.
-_DROPPED = ("holder", "cost", "agent", "queue", "last", "host", "questions", "limit", "id")
+_DROPPED = ("holder", "by", "cost", "agent", "queue", "last", "host", "questions", "limit", "id")
 # Columns that are shown only if some session has a value for them.
-_RARE = ("host", "limit")
+_RARE = ("host", "by", "limit")
 _NAME_COLUMNS_MIN = 8
 
 
@@ -153,6 +154,7 @@ def _cells(session: Shown) -> dict[str, str]:
         "agent": session["agent"],
         "host": session.get("host"),
         "holder": session["holder"],
+        "by": session.get("holder_caller"),
         "queue": len(session["queue"]),
         "questions": len(session["questions"]),
         "limit": limit_in_words(session, time.time()) or budget_in_words(session),

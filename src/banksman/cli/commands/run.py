@@ -21,6 +21,7 @@ from banksman import config
 from banksman.cli import INTERRUPTED, NOT_DONE, OK
 from banksman.cli.arguments import split_command
 from banksman.cli.client.client import Client, segment
+from banksman.cli.containment_flags import add_containment
 from banksman.cli.output import as_line, is_terminal, say_aside
 from banksman.cli.server_command import (
     ServerParser,
@@ -75,6 +76,7 @@ def parser() -> ServerParser:
     )
     add_cwd(flags)
     add_fallback(flags)
+    add_containment(flags)
     add_budget(flags)
     flags.add_argument(
         "--name",

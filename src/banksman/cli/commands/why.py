@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Iterator
+from typing import Any, cast
 
 from banksman.cli import OK
 from banksman.cli.client.client import segment
@@ -103,6 +105,7 @@ def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
         )
     if found.get("host"):
         yield "host", [str(found["host"])]
+    yield "contained", list(_containment(found.get("containment", {})))
     yield "holder", list(_holder(found))
     yield "agents", [_agent(each, found["agent"]) for each in found.get("fallback", ())]
     yield "retry", [_retry(found["retry"])] if found.get("retry") else []
@@ -121,8 +124,54 @@ def _account(found: Shown) -> Iterator[tuple[str, list[str]]]:
     yield "tree", list(_tree(found["tree"]))
 
 
+def _containment(contained: Shown) -> Iterator[str]:
+    for name, value in contained.items():
+        match value:
+            case None:
+                pass
+            case _ if name == "why_not":
+                if contained.get("limits"):
+                    yield f"no control group: {value}"
+            case dict() if name == "cgroup":
+                yield _cgroup(cast("Shown", value))
+            case dict():
+                limits = cast("dict[str, Any]", value)
+                yield f"{name}: {', '.join(f'{each}={number}' for each, number in limits.items())}"
+            case list():
+                yield f"{name}: {shlex.join(cast('list[str]', value)) or 'none'}"
+            case _:
+                yield f"{name}: {value}"
+
+
+def _cgroup(group: Shown) -> str:
+    memory, peak, most = (
+        None if (size := group[name]) is None else f"{size / (1 << 20):.0f} MiB"
+        for name in ("memory_bytes", "memory_bytes_peak", "memory_bytes_max")
+    )
+    used: list[str] = []
+    if memory:
+        used.append(f"memory {memory}{f' of {most}' if most else ''}")
+    if peak:
+        used.append(f"at most {peak} so far")
+    if group["processes"] is not None:
+        of = "" if group["processes_max"] is None else f" of {group['processes_max']}"
+        used.append(f"processes {group['processes']}{of}")
+    if group["cpu_seconds"] is not None:
+        used.append(f"{group['cpu_seconds']:.1f} s of CPU")
+    if group["cpus_max"] is not None:
+        used.append(f"up to {group['cpus_max']:g} CPUs")
+    return f"cgroup: {group['path']}: {', '.join(used) or 'not measured'}"
+
+
 def _holder(found: Shown) -> Iterator[str]:
-    yield found["holder"] or (f"hold {found['hold']}" if found["hold"] else "none")
+    caller, since = found.get("holder_caller"), found.get("holder_since")
+    by = "" if caller is None else f", asked by {caller}"
+    at = "" if since is None else f", since {time.strftime('%H:%M:%S', time.localtime(since))}"
+    yield (
+        f"{found['holder']}{by}{at}"
+        if found["holder"]
+        else (f"hold {found['hold']}" if found["hold"] else "none")
+    )
     if found["holder"] and found.get("holder_prompt"):
         yield _cut(found["holder_prompt"], PROMPT_CHARACTERS_MAX)
 
@@ -188,9 +237,9 @@ def _questions(found: Shown) -> list[str]:
 def _waiting(each: Shown) -> str:
     again = "" if each["attempt"] == 1 else f", attempt {each['attempt']}"
     prompt = f": {_cut(each['prompt'], PROMPT_CHARACTERS_MAX)}" if each.get("prompt") else ""
-    return (
-        f"{each['turn']}, priority {each['priority']}, for {each['seconds']:.1f} s{again}{prompt}"
-    )
+    by = f" by {each['caller']}" if each.get("caller") else ""
+    waits = f"priority {each['priority']}, for {each['seconds']:.1f} s{again}"
+    return f"{each['turn']}{by}, {waits}{prompt}"
 
 
 def _request(each: Shown) -> str:

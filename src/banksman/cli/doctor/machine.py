@@ -21,7 +21,7 @@ from importlib import metadata
 import banksman
 from banksman.cli.doctor import Check, DoctorOptions, Finding, note, ok, wrong
 from banksman.errors import BanksmanError
-from banksman.process import syscalls
+from banksman.process import cgroups, syscalls
 from banksman.runtime.execute import execute
 
 # An agent with its pipes takes about ten fds. A server needs one per client.
@@ -38,7 +38,10 @@ CLUSTER_PACKAGES = ("nats-py",)
 
 
 def checks(_: DoctorOptions) -> list[Check]:
-    return [kernel, processes, trial, python, packages, fds, words, temporary_folder]
+    return [
+        *(kernel, processes, trial, control_groups, python, packages, fds, words),
+        temporary_folder,
+    ]
 
 
 def kernel() -> Iterator[Finding]:
@@ -106,6 +109,21 @@ def trial() -> Iterator[Finding]:
             "a command, and the process that it left running, "
             f"were ended in {finished.seconds:.1f} s",
         )
+
+
+def control_groups() -> Iterator[Finding]:
+    """Check whether a tree can have a control group, and which of its limits."""
+    name = "control groups"
+    why = cgroups.why_not(())
+    if why is not None:
+        yield note(name, f"none: {why[0]}; limits of a whole tree are refused", why[1])
+        return
+    lacking = cgroups.why_not()
+    if lacking is None:
+        seen = f"{cgroups.base_folder()}: memory, processes and CPUs of a tree can be limited"
+        yield ok(name, seen)
+    else:
+        yield note(name, f"{lacking[0]}; the limits that need it are refused", lacking[1])
 
 
 def python() -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self, cast
 
-from banksman.cli.client.client import Client, NoServer, Problem
+from banksman.cli.client.client import Client, NoServer, RequestRefused
 from banksman.cli.client.event_stream import (
     READ_BYTES_MAX,
     SILENCE_SECONDS_MAX,
@@ -322,7 +322,7 @@ def news(
                         event: Any = json.loads(message.data)
                         if isinstance(event, dict) and "session" in event:
                             yield cast("Event", event)
-        except (NoServer, Problem, ValueError):
+        except (NoServer, RequestRefused, ValueError):
             # The server may be restarting. The screen shows that the connection is lost.
             pass
         if not is_lost:

@@ -23,6 +23,16 @@ PROMPT_CHARACTERS_MAX = 2000
 PLAN_ENTRIES_MAX = 50
 # Maximum number of running tools and waiting prompts to remember. More are shown with less detail.
 KNOWN_MAX = 1000
+# Events that tell why nothing happens. They are shown with one turn, too.
+LIMIT_KINDS = frozenset(
+    (
+        "provider.retrying",
+        "limits.changed",
+        "session.fell_back",
+        "budget.warning",
+        "budget.exceeded",
+    )
+)
 _TEXT, _THOUGHT = "agent_message_chunk", "agent_thought_chunk"
 _OVER = ("completed", "failed", "cancelled")
 # Agents whose updates contain complete texts only.
@@ -73,6 +83,8 @@ class EventPrinter:
                     self._screen.line(
                         outcome_in_words(body["outcome"], body, event["at"], began), _look_of(body)
                     )
+            case _ if kind in LIMIT_KINDS:
+                self._tell_limits(kind, body)
             case _ if self._is_whole_session:
                 self._tell_session(event)
             case _:
@@ -209,17 +221,22 @@ class EventPrinter:
             if event["body"].get("into"):
                 del self._prompts[turn]
 
+    def _keep_prompt(self, event: Event) -> None:
+        said = event["body"].get("prompt")
+        if said is None:
+            return  # Only the priority was edited.
+        prompt = _cut(" ".join(prompt_of(said).split()), PROMPT_CHARACTERS_MAX)
+        if event["turn"] in self._prompts or len(self._prompts) < KNOWN_MAX:
+            self._prompts[event["turn"]] = prompt
+        if self._started:
+            what = event["kind"].removeprefix("turn.")
+            self._note(f"{what}: {_cut(prompt, TITLE_CHARACTERS_MAX)}")
+
     def _tell_session(self, event: Event) -> None:
         body = event["body"]
         match event["kind"]:
-            case "turn.queued":
-                prompt = _cut(
-                    " ".join(prompt_of(body.get("prompt")).split()), PROMPT_CHARACTERS_MAX
-                )
-                if len(self._prompts) < KNOWN_MAX:
-                    self._prompts[event["turn"]] = prompt
-                if self._started:
-                    self._note(f"queued: {_cut(prompt, TITLE_CHARACTERS_MAX)}")
+            case "turn.queued" | "turn.edited":
+                self._keep_prompt(event)
             case "turn.interrupted":
                 self._note(f"stopping the turn: {body.get('cause')}")
                 self._screen.busy("stopping")
@@ -233,6 +250,10 @@ class EventPrinter:
                 self._note("the session is closed; the next ask opens it again")
             case "session.left":
                 self._note("the host has released the session; the next owner continues it")
+            case "session.handed_over":
+                self._note("the host has released the session; the next host continues its turn")
+            case "process.adopted":
+                self._note("another host has taken the session over, with its running process")
             case "session.context_lost":
                 self._note("the agent has lost the conversation", TextStyle.BAD)
             case "session.context_restored":
@@ -251,7 +272,7 @@ class EventPrinter:
             case "tasks.changed" if body.get("tasks"):
                 self._note(f"{len(body['tasks'])} background tasks run")
             case _:
-                self._tell_limits(event["kind"], body)
+                pass
 
     def _tell_limits(self, kind: str, body: dict[str, Any]) -> None:
         """Tell what the provider or a budget prevents."""

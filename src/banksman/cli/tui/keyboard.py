@@ -247,15 +247,15 @@ def open_keyboard() -> Keyboard | None:
     return keyboard
 
 
-# Editor of the input line. Pure: keys in, a row to draw out.
-#
-# The line takes one row, however long it is, and shows the part around the cursor. Several rows
-# would have to be counted, and a wrong count damages the text above them. Newlines in the line
-# (pasted, or typed by Ctrl-J) are shown as a sign.
-
-
 class LineEditor:
-    """Editor of the input line, with history."""
+    """Editor of the input line, with history.
+
+    Pure: keys in, a row to draw out.
+
+    The line takes one row, however long it is, and shows the part around the cursor. Several rows
+    would have to be counted, and a wrong count damages the text above them. Newlines in the line
+    (pasted, or typed by Ctrl-J) are shown as a sign.
+    """
 
     def __init__(self) -> None:
         self.text = ""

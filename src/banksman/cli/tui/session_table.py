@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.cli.client.client import Client, Problem, segment
+from banksman.cli.client.client import Client, RequestRefused, segment
 from banksman.cli.output import Style, as_line, cut, padded, width
 from banksman.cli.tui.screen import seconds_in_words
 
@@ -201,7 +201,7 @@ class SessionRows:
         for id in ids:
             try:
                 found[id] = self._close(self._client.get(f"/v1/sessions/{segment(id)}/why"))
-            except Problem as problem:
+            except RequestRefused as problem:
                 if problem.status != 404:
                     raise
                 found[id] = None
@@ -217,7 +217,7 @@ class SessionRows:
             prompt=str(why.get("holder_prompt") or ""),
             since=self._since(row.id, row.turn, why["seq"]),
             processes=len(why["tree"]),
-            memory_bytes=sum(each["rss_bytes"] or 0 for each in why["tree"]),
+            memory_bytes=_memory_bytes(why),
             retry=retry_in_words(why["retry"]) if why.get("retry") else None,
         )
 
@@ -233,6 +233,14 @@ class SessionRows:
             ]
             known = self._began[id] = turn, began[-1] if began else None
         return known[1]
+
+
+def _memory_bytes(why: dict[str, Any]) -> int:
+    """Return the memory of a session's processes: of their group, or the sum over them."""
+    group = why.get("containment", {}).get("cgroup")
+    if group is not None and group["memory_bytes"] is not None:
+        return int(group["memory_bytes"])
+    return sum(each["rss_bytes"] or 0 for each in why["tree"])
 
 
 def _row(session: dict[str, Any], **more: Any) -> SessionRow:

@@ -28,9 +28,10 @@ from banksman.cli.tui.event_loop import (
     Typed,
     follow,
 )
-from banksman.cli.tui.event_view import Event, EventPrinter, outcome_in_words
+from banksman.cli.tui.event_view import LIMIT_KINDS, Event, EventPrinter, outcome_in_words
 from banksman.cli.tui.keyboard import Keyboard, open_keyboard
 from banksman.cli.tui.screen import TICK_SECONDS, PlainScreen, TextStyle
+from banksman.cli.tui.session_table import budget_in_words, limit_in_words
 from banksman.errors import BanksmanError
 
 # Count Ctrl-C. The first stops the turn and not the program: the turn's end follows in a moment.
@@ -41,6 +42,12 @@ from banksman.errors import BanksmanError
 
 # Names of the two `CallDone` that the thread posts: the stop was sent; the receipt came.
 STOPPING, STOPPED = "stopping", "stopped"
+# How long one request for the outcome may wait in the server. Then it is sent again.
+WAIT_SECONDS = 30
+# The receipt of a stop arrives about when the turn ends. After this time it will not come.
+RECEIPT_SECONDS_MAX = 5.0
+# The name of an answer's call ends with the id of the question.
+_OUTCOME, _ANSWER = "outcome", "answer "
 
 
 class Stops:
@@ -87,13 +94,6 @@ class Stops:
 #
 # The agent's text goes to stdout, everything else to stderr. A question is asked here if there is a
 # terminal. Otherwise the output says how to answer it from another terminal, and the turn waits.
-
-# How long one request for the outcome may wait in the server. Then it is sent again.
-WAIT_SECONDS = 30
-# The receipt of a stop arrives about when the turn ends. After this time it will not come.
-RECEIPT_SECONDS_MAX = 5.0
-# The name of an answer's call ends with the id of the question.
-_OUTCOME, _ANSWER = "outcome", "answer "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +155,9 @@ class TurnWatch:
         """
         self._turn, self._mine, self._tells_gaps = turn, {turn}, tells_gaps
         self._stops.begin(self._session["id"], turn)
+        held = limit_in_words(self._session, self._began) or budget_in_words(self._session)
+        if held is not None and follows:
+            self.screen.line(f"the session is {held}", TextStyle.BAD)
         self.screen.busy("waiting for the agent")
         is_partial = self._wishes.form == "text"
         if follows:
@@ -253,6 +256,8 @@ class TurnWatch:
             elif self._turn in (body.get("joined") or ()):
                 self._mine.add(event["turn"])
         if event["turn"] not in self._mine:
+            if event["turn"] is None and event["kind"] in LIMIT_KINDS:
+                self._teller.tell(event)
             return
         if self._wishes.form == "json":
             say_json(event)

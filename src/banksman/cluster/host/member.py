@@ -22,18 +22,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from banksman.cluster.host.session_offers import (
-    LossAnnouncer,
-    UnownedScan,
-    is_to_go_on,
-    offer_one,
-)
+from banksman.cluster.host.session_offers import LossAnnouncer, UnownedScan, is_to_go_on, offer_one
 from banksman.cluster.host.takeover import Application, JobRunner
 from banksman.cluster.host.transcript_copies import TranscriptCopies
 from banksman.cluster.interfaces import Cluster, HostReport
 from banksman.errors import BanksmanError, StoreError
 from banksman.runtime.base_host import Host
-from banksman.sessions import session_spec
+from banksman.sessions import host_needs
 from banksman.tasks import OwnedTasks
 
 if TYPE_CHECKING:
@@ -85,7 +80,7 @@ class Member:
         self._host = host
         self._cluster = cluster
         self._card = HostReport(name, tuple(labels), tuple(agents), room)
-        self._offered = session_spec.offered(labels, agents)
+        self._offered = host_needs.offered(labels, agents)
         self._application = application
         self._taking = JobRunner(host, cluster, application, name)
         self._transcripts: TranscriptCopies | None = None

@@ -38,12 +38,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from banksman.cluster.interfaces import Cluster, Hosts
+from banksman.cluster.interfaces import Cluster, ClusterHosts
 from banksman.core.session.event import SESSION_LEFT
 from banksman.errors import BanksmanError, Unreachable
-from banksman.sessions import session_spec
+from banksman.sessions import host_needs
 from banksman.sessions.recovery import is_unsettled
-from banksman.store.log import KnownSession, Log
+from banksman.store.log import Log
+from banksman.store.log_values import KnownSession
 
 log = logging.getLogger("banksman")
 
@@ -181,7 +182,7 @@ class LossAnnouncer:
             raise failures[0]
 
 
-def speaker(hosts: Hosts) -> Callable[[str], bool]:
+def speaker(hosts: ClusterHosts) -> Callable[[str], bool]:
     """Return a function that tells whether this host offers a session.
 
     The choice is as of now: it uses the hosts that live at the time of this call.
@@ -227,12 +228,12 @@ async def offer_one(store: Log, cluster: Cluster, known: KnownSession) -> None:
     """
     # The epoch belongs to the offer. A taker that finds a newer epoch knows that another host had
     # the session since, so the offer may be out of date.
-    need = await session_spec.read(store, known)
+    need = await host_needs.read(store, known)
     await cluster.placement.resume(known.id, need, known.epoch)
     # Record the reason after the offer. The record is only for the operator, and a failure to
     # write it must not prevent the offer.
     hosts = [host for host in cluster.hosts.all() if host.room]
-    lacks = {host.name: session_spec.lacking(need, host.labels, host.agents) for host in hosts}
+    lacks = {host.name: host_needs.lacking(need, host.labels, host.agents) for host in hosts}
     if hosts and all(lacks.values()) and cluster.records.stuck_of(known.id) is None:
         told = "; ".join(
             f"{name} has no {', '.join(missing)}" for name, missing in sorted(lacks.items())
@@ -396,7 +397,7 @@ class UnownedScan:
         """
         try:
             if await is_to_go_on(self._store, known):
-                return await session_spec.read(self._store, known)
+                return await host_needs.read(self._store, known)
         except Unreachable:
             raise  # Nothing is known about the session, so the caller must not remember a finding.
         except BanksmanError as exc:

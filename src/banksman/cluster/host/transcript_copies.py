@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from banksman.cluster import interfaces
+from banksman.core.redaction.redactor import Redactor
 from banksman.core.session import event as kinds
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.outcome import Kind
-from banksman.core.wire.redaction import Redactor
 from banksman.errors import BanksmanError, Refused, StoreError
 from banksman.store.log import Log
 from banksman.tasks import OwnedTasks

@@ -21,12 +21,13 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message
 
+from banksman.server.access.roles import Caller, Role
 from banksman.server.problems import MEDIA_TYPE, Problem
 
 # No answer about a session is larger: pages of events are read from the log and never forwarded.
 ANSWER_BYTES_MAX = 64 << 20
 # Headers that matter to the owner, and headers that matter to the client.
-HEADERS_THERE = ("content-type", "idempotency-key")
+HEADERS_THERE = ("content-type", "idempotency-key", "traceparent")
 HEADERS_BACK = ("content-type", "location", "retry-after")
 # The only paths that may be forwarded.
 PATHS = ("/v1/sessions", "/v1/drain")
@@ -34,12 +35,19 @@ NOT_HERE = 421
 
 
 class ForwardedRequest(msgspec.Struct, frozen=True):
-    """An HTTP request in transit. `path`: as it was sent, with its query."""
+    """An HTTP request in transit.
+
+    `path`: as it was sent, with its query. `caller`: the name of its sender, which the front end
+    has authenticated and authorized, and `role` its role. They are no headers, so that no client
+    can set them.
+    """
 
     method: str
     path: str
     headers: dict[str, str] = {}
     body: bytes = b""
+    caller: str | None = None
+    role: Role = Role.ADMIN
 
     def encoded(self) -> bytes:
         return msgspec.json.encode(self)
@@ -148,7 +156,12 @@ class Application:
             ],
             "client": None,
             "server": None,
-            "state": {"connection": caller, "client": "bus", "is_forwarded": True},
+            "state": {
+                "connection": caller,
+                "client": "bus",
+                "is_forwarded": True,
+                "caller": Caller(request.caller, request.role),
+            },
         }
         is_read = False
 

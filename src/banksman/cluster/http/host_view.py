@@ -14,13 +14,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from banksman import Host
-from banksman.cluster.interfaces import HostReport, Hosts, HostSeen
+from banksman.cluster.interfaces import ClusterHosts, HostReport, HostSeen
 from banksman.errors import BanksmanError
 from banksman.server.problems import Problem
-from banksman.sessions import session_spec
+from banksman.sessions import host_needs
 from banksman.sessions.session import Session
-from banksman.sessions.status import UNOWNED_PHASES, Status, Waiting
-from banksman.store.log import KnownSession
+from banksman.sessions.status import UNOWNED_PHASES, Status
+from banksman.sessions.turn_status import WaitingAsk
+from banksman.store.log_values import KnownSession
 
 # The hosts that share a store: which of them has a session, and which could take one.
 #
@@ -49,7 +50,7 @@ REMEMBERED_MAX = 20_000
 class HostView:
     """The hosts of the cluster. `ourselves`: returns the current report of this host."""
 
-    def __init__(self, hosts: Hosts, ourselves: Callable[[], HostReport]) -> None:
+    def __init__(self, hosts: ClusterHosts, ourselves: Callable[[], HostReport]) -> None:
         self._hosts = hosts
         self._ourselves = ourselves
         self._names: dict[str, str] = {}
@@ -134,7 +135,7 @@ class HostView:
         return (
             me is not None
             and self.has_room()
-            and not session_spec.lacking(need, me.labels, me.agents)
+            and not host_needs.lacking(need, me.labels, me.agents)
         )
 
     # -- destinations of sessions -----------------------------------------------------------------
@@ -149,7 +150,7 @@ class HostView:
             if host.id != but and not host.is_draining
         }
         fits = [
-            [host for host in free if not session_spec.lacking(need, host.labels, host.agents)]
+            [host for host in free if not host_needs.lacking(need, host.labels, host.agents)]
             for need in wanted
         ]
         found: list[str | None] = [None] * len(wanted)
@@ -169,7 +170,7 @@ class HostView:
         host, or the caller has to ask for less.
         """
         hosts = [host for host in self.all() if host.room > 0]
-        lacks = {host.name: session_spec.lacking(need, host.labels, host.agents) for host in hosts}
+        lacks = {host.name: host_needs.lacking(need, host.labels, host.agents) for host in hosts}
         if not hosts:
             hint = "start one with `banksman host --store …`, then try again"
             raise Problem(503, "NoHost", "no host takes sessions", hint=hint)
@@ -187,7 +188,7 @@ class HostView:
         fit = [
             host
             for host in self.all()
-            if host.room and not session_spec.lacking(need, host.labels, host.agents)
+            if host.room and not host_needs.lacking(need, host.labels, host.agents)
         ]
         told = ", ".join(
             f"{host.name} has {host.used} of {host.room} sessions"
@@ -208,7 +209,7 @@ def _hint(missing: Collection[str]) -> str:
 
     An agent is not a label: a host has it if its program is installed.
     """
-    labels = [word for word in missing if not word.startswith(session_spec.agent_word(""))]
+    labels = [word for word in missing if not word.startswith(host_needs.agent_word(""))]
     agents = [word for word in missing if word not in labels]
     wanted = ["where that agent is installed"] * bool(agents) + [
         "that has the labels (--label)"
@@ -216,22 +217,20 @@ def _hint(missing: Collection[str]) -> str:
     return f"start a host {' and '.join(wanted)}{', or ask for fewer labels' * bool(labels)}"
 
 
-# The state of sessions without an owner in a list.
-#
-# At first sight they are gone. But an accepted ask survives the death of its host. So an ask may
-# wait in a session that was left or lost, until a host resumes it. Only the log of the session
-# shows that, and a store may have ten thousand closed sessions. So a list reads the logs of the
-# sessions without an owner that changed last, a bounded number in a bounded time. The result is
-# remembered while the log is unchanged. The next list of the same server continues with the rest.
-
-
 class UnownedSessions:
-    """The queues of sessions without an owner. Belongs to the event loop of its host."""
+    """The queues of sessions without an owner. Belongs to the event loop of its host.
+
+    At first sight they are gone. But an accepted ask survives the death of its host. So an ask may
+    wait in a session that was left or lost, until a host resumes it. Only the log of the session
+    shows that, and a store may have ten thousand closed sessions. So a list reads the logs of the
+    sessions without an owner that changed last, a bounded number in a bounded time. The result is
+    remembered while the log is unchanged. The next list of the same server continues with the rest.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
         # By id: the epoch and seq up to which the log was read, and the waiting asks.
-        self._seen: OrderedDict[str, tuple[tuple[int, int], tuple[Waiting, ...]]] = OrderedDict()
+        self._seen: OrderedDict[str, tuple[tuple[int, int], tuple[WaitingAsk, ...]]] = OrderedDict()
 
     async def glance(self, sessions: Sequence[Session]) -> list[Status]:
         """Return the status of each session, in the same order."""
@@ -248,7 +247,7 @@ class UnownedSessions:
             await self._look_at(unknown[:LOOKS_MAX])
         return [self._told(status) for status in found]
 
-    def _waiting(self, status: Status) -> tuple[Waiting, ...] | None:
+    def _waiting(self, status: Status) -> tuple[WaitingAsk, ...] | None:
         """Return the waiting asks; None if the log was not read, or has changed since."""
         place, waiting = self._seen.get(status.id, ((0, 0), ()))
         # The status may be older than what was read. A writer raises the epoch by its claim first,

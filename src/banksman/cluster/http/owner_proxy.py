@@ -65,7 +65,7 @@ from banksman.server.problems import Problem, away, session_of
 from banksman.server.server_settings import NAME_LENGTH_MAX
 from banksman.sessions.session import Session
 from banksman.sessions.status import Status
-from banksman.store.log import KnownSession
+from banksman.store.log_values import KnownSession
 
 # The time of a take-over beyond the lease: a claim, a read of the log, the end of old processes.
 TAKE_OVER_SECONDS = 10.0
@@ -428,7 +428,9 @@ def _request(call: RouteCall, session: Session, *, query: str | None = None) -> 
     if call.key is not None:
         headers["idempotency-key"] = call.key
     method = "GET" if call.request.method == "HEAD" else call.request.method
-    return ForwardedRequest(method, f"{path}{'?' * bool(query)}{query}", headers, call.data)
+    url = f"{path}{'?' * bool(query)}{query}"
+    caller = call.caller
+    return ForwardedRequest(method, url, headers, call.data, caller.name, caller.role)
 
 
 def is_here(session: Session) -> bool:

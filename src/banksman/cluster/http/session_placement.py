@@ -36,13 +36,17 @@ from banksman.cluster.http.owner_proxy import (
 )
 from banksman.errors import NoOwner, NotFound, NotOwner, Unreachable
 from banksman.server.api.messages import session_messages as messages
-from banksman.server.api.request_replay import session_id
+from banksman.server.api.messages.session_messages import session_id
 from banksman.server.problems import Problem
-from banksman.sessions import session_spec
+from banksman.sessions import host_needs
 
 if TYPE_CHECKING:
     from banksman.server.api.route import Result, RouteCall
     from banksman.sessions.session import Session
+
+LOOK_SECONDS_MAX = 1.0
+# Owners that are asked concurrently.
+HOSTS_AT_ONCE_MAX = 64
 
 
 async def open_session(proxy: OwnerProxy, call: RouteCall, here: Any) -> Result:
@@ -51,11 +55,12 @@ async def open_session(proxy: OwnerProxy, call: RouteCall, here: Any) -> Result:
     call = call if call.key is not None else replace(call, key=uuid.uuid4().hex)
     assert call.key is not None
     id = session_id(call.key)
-    need = session_spec.need(
-        session_spec.checked(body.labels), body.agent if body.command is None else None
+    need = host_needs.need(
+        host_needs.checked_labels(body.labels), body.agent if body.command is None else None
     )
     headers = {"content-type": "application/json", "idempotency-key": call.key}
-    request = ForwardedRequest("POST", "/v1/sessions", headers, call.data)
+    caller = call.caller
+    request = ForwardedRequest("POST", "/v1/sessions", headers, call.data, caller.name, caller.role)
     pause = RetryPause(proxy.patience)
     why = ""
     while pause.left:
@@ -136,10 +141,6 @@ def _known(call: RouteCall, id: str, name: str | None) -> Session | None:
 # current activity of a session (a running turn, an open question) without reading its log. So all
 # owners of listed sessions are asked concurrently, with a short timeout. A session of a silent
 # owner is shown as unreachable, and nothing is guessed.
-
-LOOK_SECONDS_MAX = 1.0
-# Owners that are asked concurrently.
-HOSTS_AT_ONCE_MAX = 64
 
 
 async def filled(proxy: OwnerProxy, listed: Sequence[messages.Session]) -> list[messages.Session]:

@@ -39,6 +39,7 @@ MONITOR_PORT = 8222
 # for this account or on all servers.
 NOT_ENABLED = (10039, 10076)
 ANSWER_BYTES_MAX = 1 << 20
+USAGE_SECONDS_MAX = 5.0
 
 
 class NatsServer(Struct, frozen=True):
@@ -310,8 +311,6 @@ def _part(said: dict[str, Any], name: str) -> dict[str, Any]:
 #
 # There are two limits. The account may have one, and reports it to every client. Each server always
 # has one, its share of the disk (`max_file_store`), and reports it on its monitoring port only.
-
-USAGE_SECONDS_MAX = 5.0
 
 
 class StorageUse(Struct, frozen=True):

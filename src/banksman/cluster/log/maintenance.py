@@ -32,7 +32,7 @@ from banksman.cluster.log.streams import NatsStreams, token
 from banksman.cluster.log.usage_records import UsageRecords
 from banksman.cluster.nats import Nats
 from banksman.errors import BanksmanError, NotOwner, StoreDamaged, StoreError, UsageError
-from banksman.store.log import Chunk, Snapshot
+from banksman.store.log_values import Chunk, Snapshot
 from banksman.store.preconditions import checked
 
 # Retention drops the oldest messages of a session. It drops whole messages only, and none that the
@@ -45,6 +45,9 @@ from banksman.store.preconditions import checked
 MESSAGE_BYTES = 256
 # Trim only beyond this factor: every purge is a commit of the servers.
 SLACK = 1.25
+CHUNKS_AT_ONCE = 32
+ATTEMPTS_MAX = 20
+RETRY_SECONDS = 0.5
 
 
 class ClusterRetention:
@@ -153,18 +156,14 @@ class HistoryTrim:
             await self._nats.delete_blob(self._reading.bucket, name)
 
 
-# A restore stores the messages first, under a hidden record, and then shows the record.
-#
-# If its host dies, a hidden record of a dead host remains. The next restore or claim of that id
-# replaces it.
-
-CHUNKS_AT_ONCE = 32
-ATTEMPTS_MAX = 20
-RETRY_SECONDS = 0.5
-
-
 class HistoryRestore:
-    """Store the history of a session that comes from another store."""
+    """Store the history of a session that comes from another store.
+
+    A restore stores the messages first, under a hidden record, and then shows the record.
+
+    If its host dies, a hidden record of a dead host remains. The next restore or claim of that id
+    replaces it.
+    """
 
     def __init__(
         self,

@@ -36,11 +36,10 @@ import msgspec
 
 from banksman.cluster.jetstream import StreamMessage, Unheard, WrongLastSequence
 from banksman.cluster.log.message_codec import LargePayloads
-from banksman.cluster.log.placement_queues import ACK_SECONDS, PlacementQueues
+from banksman.cluster.log.placement_queues import ACK_SECONDS, PlacementQueues, PullConsumer
+from banksman.cluster.log.placement_queues import QueuedMessage as Pulled
 from banksman.cluster.log.streams import token
 from banksman.cluster.nats import Nats
-from banksman.cluster.pull_consumer import PullConsumer
-from banksman.cluster.pull_consumer import QueuedMessage as Pulled
 from banksman.errors import NoOwner, StoreError, Unanswered, Unreachable
 from banksman.tasks import OwnedTasks
 
@@ -62,6 +61,7 @@ TAKEN_SECONDS_MAX = 2 * ACK_SECONDS + 10.0
 WORD_SECONDS_MAX = 1.0
 ANSWER_TRIES_MAX = 3
 WANTED, UNWANTED = b"+", b"-"
+T = TypeVar("T")
 
 
 class PlacementOrder(msgspec.Struct, omit_defaults=True):
@@ -156,16 +156,13 @@ class PlacedJob:
         await self._pulled.working()
 
 
-class Offer:
+class PendingOffer:
     """A caller's wait for one job: given up, handed over, or answered."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.taken_at: float | None = None
         self.is_given_up = False
-
-
-T = TypeVar("T")
 
 
 async def _until_answered(attempt: Callable[[], Awaitable[T]]) -> T:
@@ -219,7 +216,7 @@ class ClusterPlacement:
         """Offer a new session: see `Placement`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
-        offer, seq = Offer(), 0
+        offer, seq = PendingOffer(), 0
         inbox = self._nats.inbox()
         parcel = b""
         wakeup = await self._nats.ring(f"{inbox}.*", lambda message: self._on_word(offer, message))
@@ -284,7 +281,7 @@ class ClusterPlacement:
                     await self._needs.ensure_anew(key)
             return await publish()
 
-    async def _wait_answer(self, session: str, offer: Offer, until: float) -> bytes:
+    async def _wait_answer(self, session: str, offer: PendingOffer, until: float) -> bytes:
         """Wait for the answer of the taker.
 
         Until a host takes the job, the caller's timeout counts. From then on the host may have
@@ -310,7 +307,7 @@ class ClusterPlacement:
                     raise Unanswered(words, session=session) from exc
                 until = offer.taken_at + TAKEN_SECONDS_MAX
 
-    def _on_word(self, offer: Offer, message: StreamMessage) -> None:
+    def _on_word(self, offer: PendingOffer, message: StreamMessage) -> None:
         """Answer a host that asks for the job, or take its answer.
 
         The check and the handover are one step of the event loop, so no await lies between them.

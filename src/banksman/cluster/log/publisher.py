@@ -25,7 +25,7 @@ from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.nats import Nats
 from banksman.core.session.event import OUTPUT
 from banksman.errors import NotOwner, StoreDamaged, StoreError, Unreachable
-from banksman.store.log import Done
+from banksman.store.log_values import Done
 
 log = logging.getLogger("banksman")
 RETRY_SECONDS = 0.05
@@ -107,21 +107,20 @@ class Delete(QueuedCall):
 Call = QueuedAppend | Advance | QueuedLease | QueuedRelease | WriterCall | Claim | Delete
 
 
-# Publish one message again and again, under one id and one expected sequence, until its result is
-# known.
-#
-# A publish without an answer may be stored, may be stored later, or may be lost. The last message
-# of the session tells which:
-#
-# - It is this message: the publish succeeded.
-# - It is the message that this one expects to follow: send this one again.
-# - It belongs to another writer: that writer owns the session.
-# - It is older than a message that the servers acknowledged. A newly elected leader may not have
-#   caught up yet. If it never does, the servers have lost the message.
-
-
 class Publisher(Struct, frozen=True):
-    """Publish a message until its result is known."""
+    """Publish one message again and again, until its result is known.
+
+    Each attempt has the same id and the same expected sequence.
+
+    A publish without an answer may be stored, may be stored later, or may be lost. The last message
+    of the session tells which:
+
+    - It is this message: the publish succeeded.
+    - It is the message that this one expects to follow: send this one again.
+    - It belongs to another writer: that writer owns the session.
+    - It is older than a message that the servers acknowledged. A newly elected leader may not have
+      caught up yet. If it never does, the servers have lost the message.
+    """
 
     nats: Nats
     streams: NatsStreams

@@ -21,15 +21,16 @@ from banksman.cluster.log.session_record import SessionRecord, SessionRecords
 from banksman.cluster.log.stream_mirror import StreamHeads
 from banksman.core.session.event import Event
 from banksman.errors import StoreDamaged
-from banksman.store.log import (
+from banksman.store.log_values import (
     Head,
     KnownSession,
     MultiSessionPage,
     Owner,
+    Position,
     PositionedEvent,
     ProjectOf,
+    history_lost,
 )
-from banksman.store.position import Position, history_lost
 
 log = logging.getLogger("banksman")
 PAGE_MESSAGES = 256
@@ -42,14 +43,11 @@ LOOKED_MAX = 4096
 DAMAGED_MAX = 100
 
 
-# The sessions of the store, from local mirrors: for callers that do not wait.
-#
-# This host knows its own sessions first-hand. For other sessions the record names the owner, and
-# notifications give the last place.
-
-
 class SessionDirectory:
-    """The list of sessions, from local mirrors.
+    """The list of sessions, from local mirrors, for callers that do not wait.
+
+    This host knows its own sessions first-hand. For other sessions the record names the owner, and
+    notifications give the last place.
 
     `owned_epoch_of`: returns this host's ownership of a session, or None.
     """

@@ -48,7 +48,7 @@ from banksman.cluster.log.session_record import (
 from banksman.cluster.log.streams import NatsStreams, token
 from banksman.cluster.nats import Nats
 from banksman.errors import NotOwner, StoreError, UsageError
-from banksman.store.log import Owner
+from banksman.store.log_values import Owner
 
 CLAIMED = "session.claimed"
 

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from banksman.cluster.log import message_codec
+from banksman.cluster.log.blocked_appends import OVERDUE_SECONDS, BlockedAppends
 from banksman.cluster.log.journal_file import JournalRow
-from banksman.cluster.log.journal_recovery import OVERDUE_SECONDS, BlockedAppends
 from banksman.cluster.log.message_codec import MessageBody, MessagePlace
 from banksman.cluster.log.publisher import (
     Advance,

@@ -29,6 +29,8 @@ from banksman.cluster.log.streams import NatsStreams
 from banksman.cluster.log.usage_records import UsageRecords
 from banksman.cluster.nats import Nats
 from banksman.errors import StoreError
+from banksman.histogram import Histogram
+from banksman.store.log_values import COMMIT_BOUNDS
 from banksman.store.operation_batch import OperationBatch
 from banksman.store.tails import Tails
 
@@ -177,8 +179,9 @@ class SessionQueues:
         self._usage = usage
         self._all: dict[str, SessionQueue] = {}
         self.counters: dict[str, float] = dict.fromkeys(
-            ("commits", "events", "bytes", "commit_seconds", "failures"), 0.0
+            ("commits", "events", "bytes", "failures"), 0.0
         )
+        self.commit_times = Histogram(COMMIT_BOUNDS)
 
     def of(self, session: str) -> SessionQueue:
         """Return the queue of a session. Creates it if needed."""
@@ -243,7 +246,7 @@ class SessionQueues:
                     await line.wait_idle()
 
     def on_published(self, seconds: float) -> None:
-        self.counters["commit_seconds"] += seconds
+        self.commit_times.add(seconds)
 
     def on_idle(self, session: str) -> None:
         """Forget an empty queue of a session that this host does not own."""

@@ -34,6 +34,7 @@ PATIENCE_SECONDS = 12.0
 RETRY_SECONDS = 0.05
 # A deleted record remains as an empty message for a while.
 TOMBSTONE = {"Nats-TTL": f"{TOMBSTONE_SECONDS}s"}
+T = TypeVar("T")
 
 
 class OwnerRecord(msgspec.Struct, frozen=True):
@@ -94,9 +95,6 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 def encode(value: Any) -> bytes:
     """Encode a record as JSON."""
     return msgspec.json.encode(value)
-
-
-T = TypeVar("T")
 
 
 def _decoded(message: StreamMessage, kind: type[T]) -> T | None:

@@ -51,6 +51,13 @@ KEPT_MAX = 2048
 LOOKS_MAX = 200
 
 
+async def _rung_or_due(rung: asyncio.Event) -> None:
+    """Wait for a notification, but not longer than to the next read that needs none."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOOK_SECONDS):
+            await rung.wait()
+
+
 class StreamMirror:
     """Passes the last message of each subject of a stream to `on_change`, without a gap."""
 
@@ -127,11 +134,7 @@ class StreamMirror:
     async def _follow(self) -> None:
         """Read on after each notification, and at intervals, until cancelled."""
         while True:
-            try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._rung.wait()
-            except TimeoutError:
-                pass
+            await _rung_or_due(self._rung)
             self._rung.clear()
             is_stale, self._is_stale = self._is_stale, False
             try:
@@ -354,11 +357,7 @@ class StreamHeads:
     async def _look_again(self) -> None:
         """Read the places of awaited sessions at intervals: a notification may be missed."""
         while True:
-            try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._rung.wait()
-            except TimeoutError:
-                pass
+            await _rung_or_due(self._rung)
             wanted = self._wanted() - self._ours
             if not self._rung.is_set():
                 wanted = self._next_of(wanted)

@@ -25,8 +25,8 @@ from banksman.cluster.log.streams import StreamNames
 from banksman.cluster.nats import Nats
 from banksman.core.session.usage import Usage
 from banksman.errors import StoreDamaged
-from banksman.store.log import NUMBER_MAX, KnownSession
-from banksman.store.usage import (
+from banksman.store.log_values import NUMBER_MAX, KnownSession
+from banksman.store.usage_sums import (
     ReadPage,
     SessionUsageReader,
     UsageKey,

@@ -14,6 +14,7 @@ value in the session's state, like all others.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -21,9 +22,51 @@ from msgspec import Struct
 
 from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
 from banksman.core.json_schema.regex import BadPattern, MatchTooCostly, compiled
-from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import Notification
+
+
+class Verdict(enum.StrEnum):
+    """Result of a rule."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+    # Ask a human, even where the agent would not.
+    ASK = "ask"
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """A caller's answer to a question.
+
+    - `allows`: True for yes, False for no. `message`: the reason, for the agent to read.
+    - `option`: the chosen one of the options that the agent offered; None: any option with the same
+      meaning.
+    - `updated_input`: the input that the tool gets instead; None: unchanged. An empty mapping
+      counts: an input that was emptied on purpose must not run unchanged.
+    - `content`: the user's input, if the agent wanted some.
+    - `remember`: where the agent stores this answer for the next time; None: nowhere.
+    - `interrupts`: the turn is to end as well.
+    - `by`: the source of the answer, for the log. `caller`: the name of the caller that gave it.
+    """
+
+    allows: bool
+    message: str | None = None
+    option: str | None = None
+    updated_input: Mapping[str, Any] | None = None
+    content: Mapping[str, Any] | None = None
+    remember: str | None = None
+    interrupts: bool = False
+    by: str = "answer"
+    caller: str | None = None
+
+    @property
+    def word(self) -> str:
+        """The answer as the log spells it."""
+        return "allow" if self.allows else "deny"
+
+
+DENIED = Decision(allows=False)
+
 
 SERVICES = ("fs", "terminal")
 # An error message is short. A longer text is an answer, whatever its first words are, and is not
@@ -256,6 +299,13 @@ class Dialect(Protocol):
         """
         ...
 
+    def may_show_output(self, line: bytes) -> bool:
+        """Return False if neither `project` nor `partial` can find output of the model in a frame.
+
+        This costs much less than to translate the frame. True if that would need its content.
+        """
+        ...
+
     def projector(self) -> Projector:
         """Return a new projector for the frames of one turn from its beginning.
 
@@ -371,21 +421,16 @@ class StatelessDialect:
         """
         return False
 
+    def may_show_output(self, line: bytes) -> bool:
+        """Return True. The kind of a JSON-RPC message is not at a fixed place."""
+        return True
+
     def mcp_file(self, servers: Sequence[Mapping[str, Any]]) -> str | None:
         """Return None. The agent gets its MCP servers when its conversation opens."""
         return None
 
     def argv(
-        self,
-        command: Sequence[str],
-        *,
-        resume: str | None = None,
-        forks: bool = False,
-        mcp_config: str | None = None,
-        model: str | None = None,
-        permission_mode: str | None = None,
-        system_prompt: str | None = None,
-        args: Sequence[str] = (),
+        self, command: Sequence[str], *, args: Sequence[str] = (), **_settings: object
     ) -> list[str]:
         """Return the command, then `args`. All other settings go over the wire."""
         return [*command, *args]

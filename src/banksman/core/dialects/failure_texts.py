@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from banksman.core.dialects.meaning import ProviderFailure
-from banksman.core.wire.cut_text import cut
+from banksman.core.wire.elided_text import cut
 from banksman.core.wire.partial_json import NUMBER_MAX, number
 from banksman.errors import ErrorKind
 
@@ -139,10 +139,12 @@ def kind_of_status(status: int | None) -> ErrorKind | None:
 def kind_of_text(text: str, among: Collection[ErrorKind] = tuple(ErrorKind)) -> ErrorKind | None:
     """Return the first kind that a phrase of the text proves; None without such a phrase."""
     said = text[:TEXT_CHARACTERS_MAX].lower()
-    return next(
-        (kind for kind, phrases in _BY_TEXT if kind in among and any(p in said for p in phrases)),
-        None,
-    )
+    for kind, phrases in _BY_TEXT:
+        if kind in among:
+            for phrase in phrases:
+                if phrase in said:
+                    return kind
+    return None
 
 
 def refined(named: ErrorKind, text: str) -> ErrorKind:

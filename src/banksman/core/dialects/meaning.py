@@ -2,7 +2,7 @@
 
 A dialect reads a line and returns one of these values. It returns None for a frame that is only
 content of the turn (text, tool output, thinking), and nearly all frames are. `AskChecks` in
-`sessions/arguments.py` creates the names of prompts (`refs`). The dialect puts them into the
+`sessions/ask_arguments.py` creates the names of prompts (`refs`). The dialect puts them into the
 prompt's frame if the agent can carry a name. `core/session/agent_output.py` applies the meanings.
 """
 

@@ -30,7 +30,7 @@ _CACHE_WRITE = (
 )
 _THOUGHT = ("thoughtTokens",)
 _TOTAL = ("totalTokens",)
-_KNOWN = (*_INPUT, *_OUTPUT, *_CACHE_READ, *_CACHE_WRITE, *_TOTAL)
+_KNOWN = frozenset((*_INPUT, *_OUTPUT, *_CACHE_READ, *_CACHE_WRITE, *_TOTAL))
 
 
 class Tokens(Struct, frozen=True):
@@ -88,7 +88,7 @@ def tokens_in(usage: Mapping[str, Any] | None) -> Tokens | None:
     If the reported total is the sum of input and output alone, then the cached tokens are part of
     the input, and the tokens of thinking are part of the output.
     """
-    if usage is None or not any(name in usage for name in _KNOWN):
+    if not usage or _KNOWN.isdisjoint(usage):
         return None
     given, output = _count(usage, _INPUT), _count(usage, _OUTPUT)
     read, write = _count(usage, _CACHE_READ), _count(usage, _CACHE_WRITE)
@@ -102,5 +102,8 @@ def tokens_in(usage: Mapping[str, Any] | None) -> Tokens | None:
 
 
 def _count(usage: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    value = count(next((usage[name] for name in names if name in usage), 0))
-    return 0 if value is None or value > COUNT_MAX else value
+    for name in names:
+        if name in usage:
+            value = count(usage[name])
+            return 0 if value is None or value > COUNT_MAX else value
+    return 0

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeGuard
 
-from banksman.core.wire.cut_text import cut
+from banksman.core.wire.elided_text import cut
 
 # NESTED_MAX in validator.py explains the share of this depth in the stack.
 VALUE_DEPTH_MAX = 64

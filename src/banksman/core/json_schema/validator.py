@@ -34,7 +34,7 @@ from banksman.core.json_schema.json_value import (
     shown,
 )
 from banksman.core.json_schema.regex import HINT, BadPattern, MatchTooCostly, compiled
-from banksman.core.wire.cut_text import cut
+from banksman.core.wire.elided_text import cut
 from banksman.errors import UsageError
 
 # Bounds nested schemas, and a chain of `$ref` that does not descend in the value.

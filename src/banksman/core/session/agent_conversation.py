@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import TurnOver
 from banksman.core.session import event as kinds
-from banksman.core.session import usage
+from banksman.core.session import turn_usage
 from banksman.core.session.effects import HoldConversation
 from banksman.core.session.state import Replacement
 from banksman.core.session.transition import Transition
@@ -52,7 +52,7 @@ def with_cost(work: Transition, over: TurnOver) -> TurnOver:
     if spent is not None:
         work.set(spent=spent)
     if over.cost is None and spent is not None and before is not None:
-        over = replace(over, cost=usage.cost_of(work.state.speaking, spent, before))
+        over = replace(over, cost=turn_usage.cost_of(work.state.speaking, spent, before))
     # Otherwise the agent reports the cost of the turn itself. Or the conversation began elsewhere,
     # and its earlier total is unknown.
     if over.cost is not None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from banksman.core.dialects.dialect import Prompt
 from banksman.core.session.turn import Ask, Turn
 
 
@@ -186,6 +187,27 @@ def move(queue: Queue, id: str, before: str | None) -> Queue:
     if not targets:
         return queue
     return (*rest[: targets[0]], turn, *rest[targets[0] :])
+
+
+def edit(queue: Queue, id: str, prompt: Prompt | None, priority: int | None) -> Queue:
+    """Change the prompt of a queued ask and the class of its turn. None: as before.
+
+    In another class, the turn is the last one.
+    """
+    turn = find(queue, id)
+    assert turn is not None, f"turn {id} is not queued"
+    assert turn.ask is not None
+    number = turn.priority if priority is None else priority
+
+    def edited(ask: Ask) -> Ask:
+        said = ask.prompt if prompt is None else prompt
+        return replace(ask, prompt=said, priority=number) if ask.id == id else ask
+
+    joined = tuple(map(edited, turn.joined))
+    changed = replace(turn, ask=edited(turn.ask), joined=joined, priority=number)
+    if number == turn.priority:
+        return tuple(changed if waiting is turn else waiting for waiting in queue)
+    return enqueue(remove(queue, turn.id), changed)
 
 
 def leader(queue: Queue, ask: Ask) -> Turn | None:

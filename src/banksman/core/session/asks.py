@@ -22,7 +22,13 @@ from banksman.core.session import (
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold, Queue
 from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject, StartTimer
-from banksman.core.session.facts import LimitDecided, QuestionAnswered, Timer
+from banksman.core.session.facts import (
+    AskMoved,
+    InterruptAsked,
+    LimitDecided,
+    QuestionAnswered,
+    Timer,
+)
 from banksman.core.session.outcome import By, Kind, Receipt
 from banksman.core.session.state import (
     MaySteer,
@@ -35,7 +41,7 @@ from banksman.core.session.state import (
 )
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Turn, TurnPhase, queued
-from banksman.core.session.usage import caller_of
+from banksman.core.session.turn_usage import caller_of
 from banksman.errors import BanksmanError, Busy, QueueFull
 
 
@@ -65,7 +71,7 @@ def ask(work: Transition, ask: Ask) -> None:
             work.start_timer(state.config.collect_seconds, Timer.COLLECT, ask.id)
     work.after_commit(Accept(ask.id))
     if ask.on_busy == "interrupt" and not _is_held(work, ask, ask.caller):
-        _interrupt_for(work, ask.priority)
+        _interrupt_for(work, ask)
 
 
 def _is_held(work: Transition, ask: Ask, caller: str | None) -> bool:
@@ -159,6 +165,7 @@ def _log_queued(work: Transition, ask: Ask, leader: Turn | None = None) -> None:
         into=None if leader is None else leader.id,
         deadline=ask.deadline,
         caller=ask.caller,
+        **({} if ask.trace is None else {"trace": ask.trace}),
     )
     if ask.due is not None:
         work.do(StartTimer(ask.due, (Timer.DEADLINE, ask.id)))
@@ -216,14 +223,14 @@ def _takes_prompts(state: Session, turn: Turn) -> bool:
     return is_running and is_there and state.own is None
 
 
-def _interrupt_for(work: Transition, priority: int) -> None:
+def _interrupt_for(work: Transition, ask: Ask) -> None:
     """Interrupt the running turns, because the ask demands it.
 
     Preemption by a more urgent class happens in `grants`, where the next turn is chosen.
     """
     for turn in (work.state.own, work.state.turn):
-        if turn is not None and ask_queue.may_interrupt(priority, turn.priority):
-            turn_end.stop(work, turn, Cause.INTERRUPT)
+        if turn is not None and ask_queue.may_interrupt(ask.priority, turn.priority):
+            turn_end.stop(work, turn, Cause.INTERRUPT, caller=ask.caller)
 
 
 def withdraw(work: Transition, id: str) -> None:
@@ -266,11 +273,16 @@ def expire(work: Transition, id: str) -> None:
 
 
 def _withdraw_queued(
-    work: Transition, id: str, *, clock: str | None = None, error: BanksmanError | None = None
+    work: Transition,
+    id: str,
+    *,
+    clock: str | None = None,
+    error: BanksmanError | None = None,
+    caller: str | None = None,
 ) -> bool:
     turn = ask_queue.find(work.state.queue, id)
     if turn is None:
-        return _withdraw_unsent(work, id, clock)
+        return _withdraw_unsent(work, id, clock, caller)
     ask = next(ask for ask in turn.asks if ask.id == id)
     rest = tuple(other for other in turn.asks if other is not ask)
     if rest:
@@ -288,11 +300,11 @@ def _withdraw_queued(
             work.start_timer(work.state.config.collect_seconds, Timer.COLLECT, first.id)
     else:
         take_out(work, turn)
-    turn_end.end_queued(work, ask, Kind.WITHDRAWN, clock=clock, error=error)
+    turn_end.end_queued(work, ask, Kind.WITHDRAWN, clock=clock, error=error, caller=caller)
     return True
 
 
-def _withdraw_unsent(work: Transition, id: str, clock: str | None) -> bool:
+def _withdraw_unsent(work: Transition, id: str, clock: str | None, caller: str | None) -> bool:
     """Withdraw a steered ask whose prompt is not sent yet: it has left the queue."""
     turn = work.state.turn
     if turn is None or id not in turn.unsent:
@@ -302,7 +314,7 @@ def _withdraw_unsent(work: Transition, id: str, clock: str | None) -> bool:
     work.set_turn(
         replace(turn, steered=steered, unsent=tuple(other for other in turn.unsent if other != id))
     )
-    turn_end.end_queued(work, ask, Kind.WITHDRAWN, clock=clock)
+    turn_end.end_queued(work, ask, Kind.WITHDRAWN, clock=clock, caller=caller)
     return True
 
 
@@ -329,10 +341,10 @@ def decide_limit(work: Transition, fact: LimitDecided) -> None:
             drop(work, turn, Kind.FAILED, limit_wait.error_of(wait))
 
 
-def interrupt(work: Transition, id: str, interrupt: str) -> None:
+def interrupt(work: Transition, fact: InterruptAsked) -> None:
     """Interrupt a turn, or withdraw its ask if it is still queued. The caller gets a receipt."""
-    state = work.state
-    if _withdraw_queued(work, id):
+    state, id, interrupt = work.state, fact.turn, fact.interrupt
+    if _withdraw_queued(work, id, caller=fact.caller):
         ids = tuple(
             ask.id for waiting in state.queue if isinstance(waiting, Turn) for ask in waiting.asks
         )
@@ -349,17 +361,17 @@ def interrupt(work: Transition, id: str, interrupt: str) -> None:
                 turn, interrupts=(*turn.interrupts, interrupt), unwanted=(*turn.unwanted, id)
             )
             work.set_turn(noted)
-            turn_end.stop(work, noted, Cause.INTERRUPT)
+            turn_end.stop(work, noted, Cause.INTERRUPT, caller=fact.caller)
             return
     work.do(GiveReceipt(interrupt, Receipt(stopped=False, by=By.ALREADY_OVER)))
 
 
-def move(work: Transition, id: str, before: str | None) -> None:
+def move(work: Transition, fact: AskMoved) -> None:
     """Move a queued turn within its class, and log the change."""
-    queue = ask_queue.move(work.state.queue, id, before)
+    queue = ask_queue.move(work.state.queue, fact.turn, fact.before)
     if queue != work.state.queue:
         work.set(queue=queue)
-        work.log(id, kinds.QUEUE_CHANGED, before=before)
+        work.log(fact.turn, kinds.QUEUE_CHANGED, before=fact.before, **kinds.named(fact.caller))
 
 
 def hold(work: Transition, hold: Hold) -> None:
@@ -400,4 +412,4 @@ def answer(work: Transition, fact: QuestionAnswered) -> None:
     # as an interrupt for every observer.
     for turn in (work.state.own, work.state.turn):
         if turn is not None and turn.id == question.turn:
-            turn_end.stop(work, turn, Cause.INTERRUPT)
+            turn_end.stop(work, turn, Cause.INTERRUPT, caller=fact.decision.caller)

@@ -28,10 +28,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from banksman.core.dialects.dialect import Decision
 from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session import budget as budgets
 from banksman.core.session import event as kinds
-from banksman.core.session import turn_end
+from banksman.core.session import questions, turn_end
 from banksman.core.session.ask_queue import Hold, Queue
 from banksman.core.session.budget import Budget, CapUse, RaisedBudget
 from banksman.core.session.effects import AskHuman, ClaimBudget, CloseQuestion, TellAnswer
@@ -42,11 +43,12 @@ from banksman.core.session.facts import (
     BudgetWarned,
     Timer,
 )
-from banksman.core.session.permissions import Decision
-from banksman.core.session.state import OVER, AgentRequest, Mode, Session, Store
+from banksman.core.session.history import SessionHistory
+from banksman.core.session.state import KEEPING, OVER, AgentRequest, Session, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Cause, Turn, TurnPhase
-from banksman.core.session.usage import Usage, caller_of
+from banksman.core.session.turn_usage import caller_of
+from banksman.core.session.usage import Usage
 
 # `Outcome.clock` of a turn that was stopped because a budget was used up.
 CLOCK = "budget"
@@ -83,6 +85,8 @@ def _open_turns(state: Session) -> list[Turn]:
 
 def reached(state: Session, at: float) -> tuple[CapUse, ...]:
     """Return all caps that are reached, the session's own ones and the shared ones."""
+    if state.config.budget is None:
+        return state.shared
     return (*(use for use in own_uses(state, at) if use.is_reached), *state.shared)
 
 
@@ -162,9 +166,17 @@ def _log(work: Transition, kind: str, use: CapUse) -> None:
 def look(work: Transition) -> None:
     """Compare the usage with all caps, and act on those that are reached."""
     state = work.state
-    if state.store is not Store.WORKING or state.mode in OVER:
+    # Without a budget, only one that is over may have left something to end.
+    if not (
+        state.config.budget is not None
+        or state.shared
+        or state.shared_told
+        or state.is_budget_answered
+        or state.budget_question is not None
+        or state.budget_due is not None
+    ):
         return
-    if state.config.budget is None and not state.shared and not _has_traces(state):
+    if state.store is not Store.WORKING or state.mode in OVER:
         return
     own = own_uses(state, work.at)
     for use in own:
@@ -177,16 +189,6 @@ def look(work: Transition) -> None:
         stop_turns(work, caps)
     _ask_or_withdraw(work, caps)
     _set_timer(work, own)
-
-
-def _has_traces(state: Session) -> bool:
-    """Whether a budget that is over has left something to end."""
-    return bool(
-        state.shared_told
-        or state.is_budget_answered
-        or state.budget_question is not None
-        or state.budget_due is not None
-    )
 
 
 def _tell(work: Transition, kind: str, use: CapUse) -> None:
@@ -257,7 +259,9 @@ def on_timer(work: Transition) -> None:
 # -- the question ----------------------------------------------------------------------------------
 def _ask_or_withdraw(work: Transition, caps: tuple[CapUse, ...]) -> None:
     state = work.state
-    is_due = bool(caps) and state.config.on_budget == "ask" and state.mode is Mode.OPEN
+    # A session that leaves this host takes the question to its next one. So it stays one question,
+    # also for a person who has read it here. See `kept`.
+    is_due = bool(caps) and state.config.on_budget == "ask" and state.mode in KEEPING
     if not is_due:
         withdraw(work, "budget")
     if not caps:
@@ -265,6 +269,26 @@ def _ask_or_withdraw(work: Transition, caps: tuple[CapUse, ...]) -> None:
             work.set(is_budget_answered=False)
     elif is_due and state.budget_question is None and not state.is_budget_answered:
         _ask(work, caps[0])
+
+
+def kept(past: SessionHistory) -> AgentRequest | None:
+    """Return the question about the budget of a session that is taken over without its process.
+
+    No process waits for the answer, so the next host can act on it as well. `look` withdraws the
+    question if the budget is larger by then.
+    """
+    about = (question for question in past.questions if questions.is_about_budget(question))
+    question = next(about, None)
+    return (
+        None if question is None else AgentRequest(question.id, None, questions.requested(question))
+    )
+
+
+def show(work: Transition) -> None:
+    """Show the question again, under the session's new owner."""
+    question = work.state.budget_question
+    if question is not None:
+        work.do(AskHuman(question.id, question.asked, None))
 
 
 def _ask(work: Transition, use: CapUse) -> None:
@@ -306,7 +330,8 @@ def _options(use: CapUse) -> list[Mapping[str, Any]]:
 
 def answer(work: Transition, decision: Decision) -> None:
     """Apply a person's answer to the question about the budget."""
-    _end(work, decision.word, decision.by, decision.message, decision.option)
+    told = (decision.by, decision.message, decision.option)
+    _end(work, decision.word, *told, caller=decision.caller)
     budget, base = budget_of(work.state), work.state.config.budget
     if decision.option == RAISE and budget is not None and base is not None:
         more = budgets.raised(base, budget, _used(work.state, work.at))
@@ -337,10 +362,18 @@ def log_again(work: Transition) -> None:
 def withdraw(work: Transition, by: str) -> None:
     """Withdraw the question, if it is open."""
     if work.state.budget_question is not None:
-        _end(work, "withdrawn", by, None, None)
+        _end(work, "withdrawn", by)
 
 
-def _end(work: Transition, word: str, by: str, message: str | None, option: str | None) -> None:
+def _end(
+    work: Transition,
+    word: str,
+    by: str,
+    message: str | None = None,
+    option: str | None = None,
+    *,
+    caller: str | None = None,
+) -> None:
     question = work.state.budget_question
     assert question is not None
     work.set(budget_question=None)
@@ -353,6 +386,7 @@ def _end(work: Transition, word: str, by: str, message: str | None, option: str 
         by=by,
         message=message,
         **more,
+        **kinds.named(caller),
     )
     work.do(CloseQuestion(question.id))
-    work.after_commit(TellAnswer(question.id, word, by, message))
+    work.after_commit(TellAnswer(question.id, word, by, message, caller=caller))

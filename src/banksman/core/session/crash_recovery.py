@@ -9,7 +9,8 @@ that claims the session does this once:
   held a secret, which the log does not store, it is refused: the rest is not the caller's prompt.
 - The agent's background tasks ended with its process.
 - A question waited for an answer to a process that is gone. It is withdrawn, because an answer
-  could reach no process. Or it is kept, if that is the session's policy: see questions.py.
+  could reach no process. Or it is kept, if that is the session's policy: see questions.py. The
+  question about a budget stays open, because it needs no process.
 
 Settling is idempotent: a settled log has nothing left to settle, so a second call returns no
 entries.
@@ -26,8 +27,9 @@ from banksman.core.session.event import Entry, entry
 from banksman.core.session.history import OpenQuestion, SessionHistory
 from banksman.core.session.outcome import By, Kind
 from banksman.core.session.turn import Turn
-from banksman.core.session.usage import Usage, caller_of
-from banksman.core.wire.redaction import REDACTED
+from banksman.core.session.turn_usage import caller_of
+from banksman.core.session.usage import Usage
+from banksman.core.wire.elided_text import REDACTED
 
 MAIMED = "the log does not keep the secret in the prompt: ask again"
 ERROR = "the host died during the turn: the agent may have done all or part of it"
@@ -45,7 +47,9 @@ def settle(past: SessionHistory, *, swept: Sequence[str] = ()) -> list[Entry]:
     needless = [ask for ask in waiting if ask.is_last and ask not in maimed]
     unknown = () if session.turn is None else session.turn.asks
     entries = [
-        _without_process(past, question) for question in past.questions if not question.is_kept
+        _without_process(past, question)
+        for question in past.questions
+        if not question.is_kept and not questions.is_about_budget(question)
     ]
     entries += [_ended(past, ask.id, Kind.REFUSED, By.WITHDRAWN, MAIMED) for ask in maimed]
     entries += [_ended(past, ask.id, Kind.WITHDRAWN, By.WITHDRAWN, None) for ask in needless]
@@ -135,4 +139,5 @@ def _ended(
         used=None if counts is None else counts.meter.logged.plus(once),
         added=None if counts is None else once,
         caller=None if counts is None else caller_of(counts),
+        used_by=None if counts is None else past.session.agent,
     )

@@ -20,7 +20,8 @@ from banksman.core.session import (
     questions,
     shutdown,
     turn_end,
-    usage,
+    turn_log,
+    turn_usage,
 )
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
@@ -38,11 +39,16 @@ from banksman.core.session.effects import (
 from banksman.core.session.event import Entry, entry
 from banksman.core.session.facts import AppendFailed, Timer
 from banksman.core.session.outcome import By, Kind, Outcome, Receipt
-from banksman.core.session.state import OVER, AgentTurnEnded, MaySteer, MayWrite, Store
+from banksman.core.session.state import OVER, AgentTurnEnded, MaySteer, MayWrite, Session, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
 from banksman.core.session.usage import NO_USAGE, Counted, Usage
 from banksman.errors import BanksmanError
+
+
+def count(state: Session, seq: int) -> Session:
+    """Record a commit that no effect waits for: `commit` and its step would change nothing else."""
+    return replace(state, committed=max(seq, state.committed))
 
 
 def commit(work: Transition, seq: int) -> None:
@@ -135,7 +141,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
     # These asks had an outcome that is not durable. Their callers get `kind` and the error instead.
     for resolve in ended:
         if resolve.turn not in unaccepted:
-            turn_end.log_ended(work, resolve.turn, outcome, By.EXIT)
+            turn_log.log_ended(work, resolve.turn, outcome, By.EXIT)
             ended_so = dataclasses.replace(resolve.outcome, kind=kind, error=error, durable=False)
             work.do(Resolve(resolve.turn, ended_so))
     for _, deferred in state.deferred:
@@ -154,7 +160,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
         for ask in turn.asks:
             turn_end.forget_deadline(work, ask)
             if ask.id not in unaccepted:
-                turn_end.log_ended(work, ask.id, outcome, By.EXIT)
+                turn_log.log_ended(work, ask.id, outcome, By.EXIT)
                 work.do(Resolve(ask.id, outcome))
     for turn in (state.turn, state.own):
         for interrupt in () if turn is None else turn.interrupts:
@@ -170,7 +176,7 @@ def _lose_store(work: Transition, kind: Kind, error: BanksmanError) -> None:
         # If the start of the turn is in the log, its end must be written too, or the turn stays
         # open.
         if over.seq <= state.committed:
-            turn_end.log_ended(work, over.turn, outcome, By.EXIT)
+            turn_log.log_ended(work, over.turn, outcome, By.EXIT)
     work.set(unwritten=(*lost, *work.state.unwritten))
     work.set(queue=(), collecting=(), hold=None, turn=None, own=None, clocks=())
     # The process must stop even if the store recovers: the log cannot account for what it did
@@ -188,25 +194,27 @@ def _lost_usage(work: Transition) -> list[Entry]:
     - One for each turn that is open now. No event had this usage.
     """
     state = work.state
-    sums: dict[str | None, Usage] = {}
+    sums: dict[tuple[str | None, str | None], Usage] = {}
     rest: list[Entry] = []
     for _, deferred in state.deferred:
         if isinstance(deferred, Counted):
-            sums[deferred.caller] = sums.get(deferred.caller, NO_USAGE).plus(deferred.added)
+            owner = deferred.caller, deferred.used_by
+            sums[owner] = sums.get(owner, NO_USAGE).plus(deferred.added)
     for turn in (state.own, state.turn):
-        used = None if turn is None else usage.final(turn, TurnOver(), work.at)
+        used = None if turn is None else turn_usage.final(turn, TurnOver(), work.at)
         if turn is not None and used is not None:
-            caller, added = usage.caller_of(turn), used.minus(turn.meter.logged)
+            caller, added = turn_usage.caller_of(turn), used.minus(turn.meter.logged)
             if turn.is_own and turn.seq > state.committed:
                 # The log has lost the start of the turn, and must not have its other events.
-                sums[caller] = sums.get(caller, NO_USAGE).plus(added)
+                owner = caller, state.agent
+                sums[owner] = sums.get(owner, NO_USAGE).plus(added)
             else:
-                told = {"caller": caller, "added": added, "used": used}
+                told = {"caller": caller, "used_by": state.agent, "added": added, "used": used}
                 rest.append(entry(turn.id, kinds.USAGE_REPORTED, **told))
             work.set(used=work.state.used.plus(added))
     repeated = [
-        entry(None, kinds.USAGE_REPORTED, caller=caller, added=added, used=added)
-        for caller, added in sums.items()
+        entry(None, kinds.USAGE_REPORTED, caller=caller, used_by=agent, added=added, used=added)
+        for (caller, agent), added in sums.items()
     ]
     return [*repeated, *rest]
 

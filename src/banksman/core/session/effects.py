@@ -30,7 +30,7 @@ class StartProcess(Struct, frozen=True):
 
     `conversation`: the conversation to resume. `forks`: start a copy of it instead. `settings`: the
     settings that were changed since the session was opened. `agent`: which agent of the session;
-    empty: the session has only one.
+    empty: the session has only one. `traceparent`: the trace of the turn that needs the process.
     """
 
     process: int
@@ -38,10 +38,20 @@ class StartProcess(Struct, frozen=True):
     forks: bool = False
     settings: tuple[tuple[str, str], ...] = ()
     agent: str = ""
+    traceparent: str | None = None
 
 
 class StopProcess(Struct, frozen=True):
     """Stop the process by the ladder."""
+
+    process: int
+
+
+class HandOver(Struct, frozen=True):
+    """Hand the process over to the next host. `HandedOver` or `HandOverFailed` reports the result.
+
+    Until then, no other fact but those of the log.
+    """
 
     process: int
 
@@ -104,10 +114,14 @@ class LeaveInLog(Struct, frozen=True):
 
 
 class GiveReceipt(Struct, frozen=True):
-    """Give the caller of an interrupt its receipt."""
+    """Give the caller of an interrupt its receipt.
+
+    `error`: there is none, because the turn continues at another host.
+    """
 
     interrupt: str
     receipt: Receipt
+    error: BanksmanError | None = None
 
 
 class GrantHold(Struct, frozen=True):
@@ -154,6 +168,7 @@ class TellAnswer(Struct, frozen=True):
     by: str
     message: str | None = None
     error: BanksmanError | None = None
+    caller: str | None = None
 
 
 class CallBack(Struct, frozen=True):
@@ -273,6 +288,7 @@ Effect = (
     Append
     | StartProcess
     | StopProcess
+    | HandOver
     | SweepTools
     | WriteFrame
     | StartTimer

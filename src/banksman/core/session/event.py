@@ -12,7 +12,8 @@ in chunks that share session, epoch and time, and have the format of a chunk
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 import msgspec
@@ -29,7 +30,11 @@ TURN_INTERRUPTED = "turn.interrupted"
 TURN_REQUEUED = "turn.requeued"
 TURN_ENDED = "turn.ended"
 QUEUE_CHANGED = "queue.changed"
+# a queued ask has another prompt or another class; null: as before
+TURN_EDITED = "turn.edited"
 PROCESS_STARTED = "process.started"
+# the next owner of the session has taken the process over, in the middle of whatever it does
+PROCESS_ADOPTED = "process.adopted"
 PROCESS_EXITED = "process.exited"
 PROCESS_STOPPED = "process.stopped"  # by the ladder: which rungs were taken, and when
 PROCESS_SWEPT = "process.swept"
@@ -44,6 +49,8 @@ QUESTION_ANSWERED = "question.answered"
 # its process is gone; the answer is for a process that asks the same again
 QUESTION_KEPT = "question.kept"
 SESSION_OPENED = "session.opened"  # the spec, so that another host can open the session again
+# the callers that may use the session beside the one that opened it first
+SESSION_SHARED = "session.shared"
 SESSION_IMPORTED = "session.imported"  # the events before it were written in another store
 SESSION_RECOVERED = "session.recovered"  # its host had died; the open turns are settled
 SESSION_CONVERSATION = "session.conversation"
@@ -55,6 +62,8 @@ SESSION_STORE_RETURNED = "session.store_returned"
 SESSION_CLOSED = "session.closed"
 # its host has released it; the next owner serves the waiting asks (`queued`)
 SESSION_LEFT = "session.left"
+# its host has released it together with its process, which a keeper holds for the next owner
+SESSION_HANDED_OVER = "session.handed_over"
 CLOCK_WARNING = "clock.warning"
 TASKS_CHANGED = "tasks.changed"  # the background tasks that the agent's process has now
 # the usage of the open turn so far, and the part of it (`added`) that no earlier event has
@@ -78,6 +87,13 @@ FRAMES = frozenset((UPDATE, RECITED, SENT))
 OUTPUT = frozenset((UPDATE, RECITED))
 
 Updates = list[dict[str, Any]]
+
+_kind_of = itemgetter(1)
+
+
+def is_output(entries: Sequence[Entry]) -> bool:
+    """Whether all entries are frames from the agent, as nearly all are. Costs little per entry."""
+    return OUTPUT.issuperset(map(_kind_of, entries))
 
 
 def _nothing(_: bytes) -> Updates:
@@ -159,6 +175,11 @@ def storable(value: Any) -> Any:
     Raises TypeError, ValueError or RecursionError if the log cannot store it.
     """
     return _decoder.decode(_encoder.encode(value))
+
+
+def named(caller: str | None) -> dict[str, str]:
+    """Return the member that names the caller of an action. A caller without a name has none."""
+    return {} if caller is None else {"caller": caller}
 
 
 def entry(turn: str | None, kind: str, /, **body: object) -> Entry:

@@ -14,16 +14,16 @@ from typing import Any
 
 from msgspec import Struct
 
+from banksman.core.dialects.dialect import Decision, Prompt
 from banksman.core.dialects.meaning import Meaning
 from banksman.core.process_facts import Report, Swept
 from banksman.core.session.budget import CapUse
-from banksman.core.session.permissions import Decision
 from banksman.core.session.session_config import Config
 from banksman.core.session.turn import Ask
 from banksman.errors import BanksmanError
 
 
-class Timer(enum.Enum):
+class Timer(enum.StrEnum):
     """Purpose of a timer.
 
     Purpose and subject together name one wait. After a restart only the new timer counts.
@@ -76,22 +76,41 @@ class AskWithdrawn(Struct, frozen=True):
 
 
 class InterruptAsked(Struct, frozen=True):
-    """A caller wants this turn to stop, and waits for a receipt. `interrupt` names the receipt."""
+    """A caller wants this turn to stop, and waits for a receipt. `interrupt` names the receipt.
+
+    `caller`: the name of that caller.
+    """
 
     at: float
     turn: str
     interrupt: str
+    caller: str | None = None
 
 
 class AskMoved(Struct, frozen=True):
     """A caller wants a queued ask before another one of its class.
 
-    `before` None: at the head of its class.
+    `before` None: at the head of its class. `caller`: the name of that caller.
     """
 
     at: float
     turn: str
     before: str | None = None
+    caller: str | None = None
+
+
+class AskEdited(Struct, frozen=True):
+    """A caller wants another prompt or another class for a queued ask. None: as before.
+
+    `caller`: the caller that edits it. `change` names the future that gets the result.
+    """
+
+    at: float
+    change: str
+    turn: str
+    prompt: Prompt | None = None
+    priority: int | None = None
+    caller: str | None = None
 
 
 class HoldAsked(Struct, frozen=True):
@@ -140,6 +159,7 @@ class SettingAsked(Struct, frozen=True):
     change: str
     name: str
     value: str
+    caller: str | None = None
 
 
 class Reconfigured(Struct, frozen=True):
@@ -158,6 +178,19 @@ class Reconfigured(Struct, frozen=True):
     change: str = ""
 
 
+class ShareAsked(Struct, frozen=True):
+    """The session is shared with exactly these callers from now on.
+
+    `caller`: the caller that shares it. `change` names the future that is resolved once the log has
+    it.
+    """
+
+    at: float
+    change: str
+    shared: tuple[str, ...]
+    caller: str | None = None
+
+
 class EvictAsked(Struct, frozen=True):
     """Another session needs the place of this session's process, if the process is idle."""
 
@@ -171,9 +204,10 @@ class DrainAsked(Struct, frozen=True):
 
 
 class CloseAsked(Struct, frozen=True):
-    """A caller wants the session closed."""
+    """A caller wants the session closed. `caller`: its name."""
 
     at: float
+    caller: str | None = None
 
 
 class LeaveAsked(Struct, frozen=True):
@@ -185,6 +219,16 @@ class LeaveAsked(Struct, frozen=True):
 
     at: float
     by: float | None = None
+
+
+class HandOverAsked(Struct, frozen=True):
+    """The next host of the machine is to own the session, and to take over its process.
+
+    If that cannot begin before `by`, the session leaves as after a `LeaveAsked`.
+    """
+
+    at: float
+    by: float
 
 
 class AccountLimited(Struct, frozen=True):
@@ -269,6 +313,25 @@ class ProcessReported(Struct, frozen=True):
     epoch: int = 0
 
 
+class HandedOver(Struct, frozen=True):
+    """The keeper holds this process for the next host. `about`: what the log tells that host."""
+
+    at: float
+    process: int
+    about: Mapping[str, Any]
+
+
+class HandOverFailed(Struct, frozen=True):
+    """The process could not be handed over, and this host still has it.
+
+    `is_final`: it will not be possible later either.
+    """
+
+    at: float
+    process: int
+    is_final: bool
+
+
 class FramesRead(Struct, frozen=True):
     """Lines from the agent in order, and the meanings of some of them, by index and in order."""
 
@@ -315,20 +378,24 @@ CallerFact = (
     | AskWithdrawn
     | InterruptAsked
     | AskMoved
+    | AskEdited
     | HoldAsked
     | HoldReleased
     | QuestionAnswered
     | CallbackAnswered
     | SettingAsked
     | Reconfigured
+    | ShareAsked
     | EvictAsked
     | DrainAsked
     | CloseAsked
     | LeaveAsked
+    | HandOverAsked
     | AccountLimited
     | LimitDecided
 )
 # These name a process. A fact about a process that was replaced is stale.
 AgentFact = ProcessReported | FramesRead | ConversationTaken | TerminalsEnded
+HandOverFact = HandedOver | HandOverFailed
 BudgetFact = BudgetChanged | BudgetWarned | BudgetClaimed
-Fact = CallerFact | AgentFact | BudgetFact | Committed | AppendFailed | TimerFired
+Fact = CallerFact | AgentFact | HandOverFact | BudgetFact | Committed | AppendFailed | TimerFired

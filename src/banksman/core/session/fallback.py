@@ -45,6 +45,7 @@ OF_PROCESS = (
     "quiet_seconds",
     "leaves_tools",
     "serves_terminals",
+    "scrubbed",
 )
 
 # Delay before an ask is sent again to an agent that named the passed end of a limit.
@@ -109,6 +110,8 @@ def choose(state: Session, turn: Turn) -> str:
         return current(state)  # A save prompt is for the running process only.
     if turn.agent is not None:
         return turn.agent
+    if len(roster) == 1:
+        return roster[0].agent
     able = [each.agent for each in roster if can_serve(each, turn)] or [roster[0].agent]
     present = [agent for agent in able if agent not in state.missing] or able[:1]
     free = [agent for agent in present if not is_limited(state, agent)]
@@ -258,8 +261,8 @@ def switched(state: Session, before: str, agent: str) -> Session:
 def watch_limits(work: Transition) -> None:
     """Wait for the end of each limit of an agent of the roster, unless it is awaited already."""
     state = work.state
-    if owner(state) is None:
-        return
+    if len(state.config.roster) < 2 and state.agent is None:
+        return  # The only agent has no other limits to wait for than those of the queue.
     waits = {wait.agent: wait for wait in state.agent_limits}
     for config in state.config.roster:
         until = limited_until(state, config.agent)

@@ -17,9 +17,11 @@ from banksman.core.session import (
     asks,
     budget_gate,
     fallback,
+    hand_over,
     idle_process,
     limit_wait,
     shutdown,
+    trace_context,
     turn_end,
     watchdogs,
 )
@@ -39,13 +41,18 @@ from banksman.core.session.state import (
 )
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Cause, Move, Turn, TurnPhase
+from banksman.core.session.turn_usage import caller_of
 from banksman.errors import AgentError
 
 
 def advance(work: Transition) -> None:
     """Do everything that has become possible."""
     budget_gate.look(work)
+    if work.state.mode is Mode.HANDING:
+        hand_over.look(work)
     state = work.state
+    if state.mode is Mode.HANDING:
+        return
     if state.mode in (Mode.DRAINING, Mode.LEAVING):
         if state.own is not None:
             # No caller waits for it, and it could last forever.
@@ -60,12 +67,20 @@ def advance(work: Transition) -> None:
     if work.state.mode is Mode.OPEN:
         fallback.watch_limits(work)
     limit_wait.look(work)
-    if work.state.mode is Mode.OPEN:
+    if work.state.queue and work.state.mode is Mode.OPEN:
         _make_room(work)
-    _write_prompt(work)
+    turn = work.state.turn
+    if turn is not None and turn.phase is TurnPhase.STARTING:
+        _write_prompt(work, turn)
+        if work.state.turn is not turn:
+            # The turn is open now, or waits again. So a shared cap concerns it from here on, and
+            # its working time counts.
+            budget_gate.look(work)
     if work.state.mode is Mode.OPEN:
-        _grant(work)
-        _give_up_start(work)
+        if work.state.queue:
+            _grant(work)
+        if work.state.process.phase is ProcessPhase.STARTING:
+            _give_up_start(work)
     idle_process.look(work)
 
 
@@ -79,21 +94,23 @@ def _make_room(work: Transition) -> None:
     if state.limit_wait is not None:
         return
     for turn in (state.own, state.turn):
-        if turn is not None and state.queue:
+        if turn is not None:
             queue = idle_process.servable(state, state.queue, work.at)
             ready = ask_queue.ready(queue, hold=state.hold, collecting=state.collecting)
-            if any(ask_queue.displaces(waiting, turn) for waiting in ready):
-                turn_end.stop(work, turn, Cause.PREEMPT)
+            urgent = [waiting for waiting in ready if ask_queue.displaces(waiting, turn)]
+            if urgent:
+                first = max(urgent, key=lambda waiting: waiting.priority)
+                caller = caller_of(first) if isinstance(first, Turn) else None
+                turn_end.stop(work, turn, Cause.PREEMPT, caller=caller)
 
 
-def _write_prompt(work: Transition) -> None:
+def _write_prompt(work: Transition, turn: Turn) -> None:
     """Send the prompt of the granted turn, once its intent is durable.
 
     If the agent has opened its own turn in the meantime, the prompt waits for the end of that turn.
     """
     state = work.state
-    turn = state.turn
-    if turn is None or turn.phase is not TurnPhase.STARTING or not turn.may_write:
+    if not turn.may_write:
         return
     is_limited = limit_wait.wait_of(state, turn) is not None
     if work.is_open and (is_limited or fallback.must_leave(state, turn)):
@@ -136,8 +153,7 @@ def _give_up_start(work: Transition) -> None:
     if the ask waits for a limit of the account.
     """
     state = work.state
-    process = state.process
-    if process.phase is not ProcessPhase.STARTING or process.is_there:
+    if state.process.is_there:
         return
     if state.limit_wait is not None or not idle_process.has_work(state, work.at):
         work.stop_process()
@@ -196,7 +212,8 @@ def _grant_turn(work: Transition, chosen: Turn) -> None:
     if state.process.phase is ProcessPhase.NONE:
         if not state.is_backing_off:
             assert chosen.ask is not None
-            work.start_process(chosen.ask.schema)
+            traceparent = trace_context.of_agent(chosen.ask.trace, chosen.id)
+            work.start_process(chosen.ask.schema, traceparent)
         return
     if is_other and not state.process.is_there:
         work.stop_process()  # It may still wait for a place in the pool.

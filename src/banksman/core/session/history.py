@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import BackgroundTask
+from banksman.core.process_facts import Born
 from banksman.core.session import event as kinds
 from banksman.core.session import fallback
 from banksman.core.session.account_limits import Windows
@@ -63,7 +64,10 @@ _OF_SESSION = (
     "agent",
     "agents",
 )
-_OF_PAST = ("questions", "process")
+_OF_PAST = ("questions", "process", "held")
+
+# Members of `SessionHistory.opened` that say who may use the session. They are no part of its spec.
+ACCESS = ("caller", "shared")
 
 _kind_of = itemgetter(1)
 
@@ -81,7 +85,7 @@ class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LastProcess(msgspec.Struct, frozen=True, array_like=True):
-    """The process that was started last, with its keeper and its host.
+    """The process that was started last, with its keeper, its host and its keeper's zygote.
 
     Each pid comes with its start time, which no other process with that pid has in the same boot of
     the machine.
@@ -94,21 +98,41 @@ class LastProcess(msgspec.Struct, frozen=True, array_like=True):
     keeper_started: int
     host: int = 0
     host_started: int = 0
+    zygote: int = 0
+    zygote_started: int = 0
 
     @property
-    def parts(self) -> tuple[str, int, int, int, int, int, int]:
+    def parts(self) -> Born:
         """The tuple that `process/orphans.py` identifies processes by."""
         return msgspec.structs.astuple(self)
 
 
+class HeldProcess(msgspec.Struct, frozen=True):
+    """A process that a keeper holds for the next owner of the session.
+
+    `hold`: the name of the hold. `host`: the pid of the host that has handed it over. `process`:
+    the number of the process. `until`: the end of the hold (wall clock).
+    """
+
+    hold: str
+    host: int
+    process: int
+    until: float
+
+
 class SessionHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """The folded log: session state, spec, idempotency keys, open questions and last process."""
+    """The folded log: session state, spec, idempotency keys, open questions and last process.
+
+    `held`: its process waits for the next owner. Any later event ends that. The log writer stores
+    no snapshot with it, so that earlier versions can read every stored one.
+    """
 
     session: Session
     opened: Mapping[str, Any] | None = None
     keys: IdempotencyKeys = _NO_KEYS
     questions: tuple[OpenQuestion, ...] = ()
     process: LastProcess | None = None
+    held: HeldProcess | None = None
 
 
 def beginning(config: Config) -> SessionHistory:
@@ -134,6 +158,8 @@ def fold(past: SessionHistory, entries: Iterable[Entry]) -> SessionHistory:
 
 def skip(past: SessionHistory, frames: int) -> SessionHistory:
     """Append so many frames to the history."""
+    if not frames:
+        return past
     seq = past.session.head + frames
     return replace(past, session=replace(past.session, head=seq, committed=seq))
 
@@ -144,36 +170,37 @@ def fold_events(past: SessionHistory, events: Iterable[Event]) -> SessionHistory
 
 
 def _fold(past: SessionHistory, event: Event) -> SessionHistory:
-    past = replace(past, session=fold_event(past.session, event))
+    body = event.body
+    past = replace(past, session=fold_event(past.session, event, body), held=None)
     match event.kind:
         case kinds.SESSION_OPENED:
-            return replace(past, opened=event.body)
-        case kinds.TURN_QUEUED if event.body["key"] is not None:
+            return replace(past, opened=_reopened(past, body))
+        case kinds.SESSION_SHARED if past.opened is not None:
+            return replace(past, opened={**past.opened, "shared": body["shared"]})
+        case kinds.TURN_QUEUED if body["key"] is not None:
             assert event.turn is not None
-            key = IdempotencyKey(event.body["key"], event.turn, event.seq - 1)
+            key = IdempotencyKey(body["key"], event.turn, event.seq - 1)
             return replace(past, keys=past.keys.queued(key))
         case kinds.TURN_ENDED:
-            return _end(past, event)
+            return _end(past, event.turn, body)
         case kinds.SESSION_IMPORTED:
             # The spec, the process and the questions of the origin do not apply to this copy.
             return replace(
                 past, opened=None, process=None, questions=(), keys=past.keys.without_waiting()
             )
         case kinds.QUESTION_ASKED:
-            question = OpenQuestion(event.body["question"], event.turn, event.data.decode())
+            question = OpenQuestion(body["question"], event.turn, event.data.decode())
             return replace(
                 past, questions=(*(q for q in past.questions if q.id != question.id), question)
             )
         case kinds.QUESTION_KEPT:
             kept = (
-                _without_turn(q, is_kept=True) if q.id == event.body["question"] else q
+                _without_turn(q, is_kept=True) if q.id == body["question"] else q
                 for q in past.questions
             )
             return replace(past, questions=tuple(kept))
         case kinds.QUESTION_ANSWERED:
-            left = tuple(
-                question for question in past.questions if question.id != event.body["question"]
-            )
+            left = tuple(question for question in past.questions if question.id != body["question"])
             return replace(past, questions=left)
         case kinds.SESSION_STORE_RETURNED:
             # While the log was broken, nothing was written, not even answers. The process that had
@@ -181,23 +208,34 @@ def _fold(past: SessionHistory, event: Event) -> SessionHistory:
             return replace(
                 past, questions=tuple(question for question in past.questions if question.is_kept)
             )
-        case kinds.PROCESS_STARTED:
-            return replace(
-                past, process=msgspec.convert(event.body.get("born"), LastProcess | None)
-            )
+        case kinds.SESSION_HANDED_OVER:
+            return replace(past, held=msgspec.convert(body, HeldProcess))
+        case kinds.PROCESS_STARTED | kinds.PROCESS_ADOPTED:
+            return replace(past, process=msgspec.convert(body.get("born"), LastProcess | None))
         case _:
             return past
 
 
-def _end(past: SessionHistory, event: Event) -> SessionHistory:
+def _reopened(past: SessionHistory, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record of an open. It keeps the first caller, and whom the session is shared with.
+
+    Otherwise any caller could get a session by opening it again.
+    """
+    if past.opened is None:
+        return body
+    kept = {name: past.opened[name] for name in ACCESS if name in past.opened}
+    return {name: value for name, value in body.items() if name not in ACCESS} | kept
+
+
+def _end(past: SessionHistory, turn: str | None, body: dict[str, Any]) -> SessionHistory:
     """Apply the end of a turn to keys and questions. Usually it has neither."""
-    keys = past.keys.ended(event.turn, Kind(event.body["outcome"]))
+    keys = past.keys.ended(turn, Kind(body["outcome"]))
     if keys is not past.keys:
         past = replace(past, keys=keys)
-    if any(question.turn == event.turn for question in past.questions):
+    if any(question.turn == turn for question in past.questions):
         # The turn did not wait for these questions. They belong to a background task, which
         # continues: see `questions.leave`.
-        left = (_without_turn(q) if q.turn == event.turn else q for q in past.questions)
+        left = (_without_turn(q) if q.turn == turn else q for q in past.questions)
         past = replace(past, questions=tuple(left))
     return past
 
@@ -234,6 +272,7 @@ class _Saved(
     keys: tuple[IdempotencyKey, ...] = ()
     questions: tuple[OpenQuestion, ...] = ()
     process: LastProcess | None = None
+    held: HeldProcess | None = None
     tasks: tuple[BackgroundTask, ...] = ()
     limits: Windows = ()
     limited_until: float | None = None

@@ -58,12 +58,9 @@ def has_work(state: Session, at: float) -> bool:
 
     Asks that wait for a budget, or for a limit of the account, need none.
     """
-    return state.is_busy and (
-        state.turn is not None
-        or state.own is not None
-        or state.hold is not None
-        or (state.limit_wait is None and bool(servable(state, state.queue, at)))
-    )
+    if state.turn is not None or state.own is not None or state.hold is not None:
+        return True
+    return bool(state.queue and state.limit_wait is None and servable(state, state.queue, at))
 
 
 def servable(state: Session, queue: Queue, at: float) -> Queue:
@@ -73,14 +70,14 @@ def servable(state: Session, queue: Queue, at: float) -> Queue:
 
 def _is_idle(state: Session, at: float) -> bool:
     process = state.process
-    is_wanted = has_work(state, at) or bool(state.questions or state.callbacks)
-    is_working = bool(process.tasks or process.changes or process.unacknowledged or process.outbox)
     is_there = (
         process.phase is ProcessPhase.READY
         and state.mode is Mode.OPEN
         and state.store is Store.WORKING
     )
-    return is_there and not is_wanted and not is_working
+    if not is_there or process.tasks or process.changes or process.unacknowledged or process.outbox:
+        return False
+    return not (state.questions or state.callbacks or has_work(state, at))
 
 
 def _idle_key(state: Session) -> str:

@@ -32,10 +32,12 @@ _LIMITS = (ErrorKind.USAGE_LIMIT, ErrorKind.RATE_LIMITED)
 def look(work: Transition) -> None:
     """Begin or end the wait that the known limit of the account calls for."""
     state = work.state
-    if state.mode is not Mode.OPEN:
+    wait, until = state.limit_wait, state.limited_until
+    has_limit = until is not None or wait is not None or state.limit_met is not None
+    has_decided = state.limit_passed is not None or state.limit_failed is not None
+    if state.mode is not Mode.OPEN or not (has_limit or has_decided):
         return
     _forget(work)
-    wait, until = state.limit_wait, state.limited_until
     if state.config.on_limit == "fail":
         _end(work)
     elif (

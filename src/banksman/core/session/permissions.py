@@ -1,7 +1,4 @@
-"""Permission rules by tool name (allow, deny or ask), and `Decision`, an answer to a question.
-
-`questions.py` applies the rules. A `Decision` is the answer of a caller, a callback or a rule,
-before a dialect encodes it.
+"""Permission rules by tool name: allow, deny or ask. `questions.py` applies them.
 
 A rule names a tool, or a prefix of its name followed by `*` (`mcp__github__*`). Rules come in
 layers, the narrowest first: the rules of the ask, then those of the session. Within a layer the
@@ -11,24 +8,12 @@ rules.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from msgspec import Struct
-
+from banksman.core.dialects.dialect import Verdict
 from banksman.errors import UsageError
-
-
-class Verdict(enum.StrEnum):
-    """Result of a rule."""
-
-    ALLOW = "allow"
-    DENY = "deny"
-    # Ask a human, even where the agent would not.
-    ASK = "ask"
-
 
 Rules = tuple[tuple[str, Verdict], ...]
 
@@ -65,38 +50,3 @@ def verdict(tool: str, layers: Iterable[Rules]) -> Verdict | None:
             if tool == name or (name.endswith("*") and tool.startswith(name[:-1])):
                 return found
     return None
-
-
-# The answer to a question of the agent, before a dialect encodes it.
-
-
-class Decision(Struct, frozen=True, kw_only=True):
-    """A caller's answer to a question.
-
-    - `allows`: True for yes, False for no. `message`: the reason, for the agent to read.
-    - `option`: the chosen one of the options that the agent offered; None: any option with the same
-      meaning.
-    - `updated_input`: the input that the tool gets instead; None: unchanged. An empty mapping
-      counts: an input that was emptied on purpose must not run unchanged.
-    - `content`: the user's input, if the agent wanted some.
-    - `remember`: where the agent stores this answer for the next time; None: nowhere.
-    - `interrupts`: the turn is to end as well.
-    - `by`: the source of the answer, for the log.
-    """
-
-    allows: bool
-    message: str | None = None
-    option: str | None = None
-    updated_input: Mapping[str, Any] | None = None
-    content: Mapping[str, Any] | None = None
-    remember: str | None = None
-    interrupts: bool = False
-    by: str = "answer"
-
-    @property
-    def word(self) -> str:
-        """The answer as the log spells it."""
-        return "allow" if self.allows else "deny"
-
-
-DENIED = Decision(allows=False)

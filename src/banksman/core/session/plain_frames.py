@@ -2,13 +2,14 @@
 
 Most frames have no meaning: each token of a text is one. They change only the head and the clocks,
 which nobody reads until the next fact. So the driver appends them without a step, and counts them
-in before that fact: `plain_entries`, then `count_frames`. `agent_output.py` handles all others.
+in before that fact: `label_of`, then `count_frames`. `agent_output.py` handles all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from banksman.core.dialects.dialect import StatelessProtocol
@@ -22,26 +23,45 @@ from banksman.core.session.watchdogs import ClockName
 _NOT_PLAIN = (ProcessPhase.NONE, ProcessPhase.STARTING)
 
 
-def plain_entries(state: Session, process: int, lines: Sequence[bytes]) -> list[Entry] | None:
-    """Return the entries of frames without a meaning; None if the frames change more.
+class FrameLabel(Struct, frozen=True):
+    """What the frames of a process have in common in the log, as long as the state is the same.
+
+    `tag`: the turn that they belong to. `is_aside`: whether a frame is of another conversation, and
+    logged without a turn; None if the dialect has no such frames.
+    """
+
+    process: int
+    tag: str | None
+    kind: str
+    is_aside: Callable[[bytes], bool] | None
+
+    def entries(self, lines: Sequence[bytes]) -> list[Entry]:
+        """Return the frames as entries of the log."""
+        tag, kind, is_aside = self.tag, self.kind, self.is_aside
+        if tag is None or is_aside is None:
+            return [(tag, kind, line) for line in lines]
+        return [(None if is_aside(line) else tag, kind, line) for line in lines]
+
+
+def label_of(state: Session) -> FrameLabel | None:
+    """Return the label of frames without a meaning; None if the frames change more.
 
     They do so while the agent starts, while a wait for quiet runs, and while a retry is pending,
-    which they end. A process that was replaced is not heard, and a log that fails takes nothing.
+    which they end. A log that fails takes nothing.
     """
-    now, speaking = state.process, state.speaking
+    speaking = state.speaking
     if (
-        process != now.number
-        or now.phase in _NOT_PLAIN
+        state.process.phase in _NOT_PLAIN
         or state.store is not Store.WORKING
         or (state.turn is not None and state.turn.quiet_until is not None)
         or (speaking is not None and speaking.retry is not None)
     ):
         return None
-    return entries(state, lines)
+    return _label(state, None)
 
 
 def count_frames(state: Session, frames: int, at: float) -> Session:
-    """Count frames that `plain_entries` has accepted. `at`: the time of the last one."""
+    """Count frames that had a label. `at`: the time of the last one."""
     clocks = state.clocks
     if clocks:
         clocks = watchdogs.wind(clocks, at, ClockName.BYTES, ClockName.PROGRESS)
@@ -52,13 +72,19 @@ def entries(state: Session, lines: Sequence[bytes], *, recites: bool | None = No
     """Return the frames as entries of the log, each with the turn that it belongs to."""
     if state.store is not Store.WORKING:
         return []
-    protocol = state.process.protocol
+    return _label(state, recites).entries(lines)
+
+
+def _label(state: Session, recites: bool | None) -> FrameLabel:
+    protocol, speaking = state.process.protocol, state.speaking
     if recites is None:
         recites = protocol is not None and protocol.recites
-    kind = kinds.RECITED if recites else kinds.UPDATE
-    speaking = state.speaking
-    tag = None if speaking is None else speaking.id
-    if tag is None or protocol is None or isinstance(protocol, StatelessProtocol):
-        return [(tag, kind, line) for line in lines]
-    # A frame of another conversation is logged without a turn.
-    return [(None if protocol.is_aside(line) else tag, kind, line) for line in lines]
+    is_aside = None
+    if protocol is not None and not isinstance(protocol, StatelessProtocol):
+        is_aside = protocol.is_aside
+    return FrameLabel(
+        state.process.number,
+        None if speaking is None else speaking.id,
+        kinds.RECITED if recites else kinds.UPDATE,
+        is_aside,
+    )

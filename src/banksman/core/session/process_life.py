@@ -66,6 +66,8 @@ def started(work: Transition, fact: Started, epoch: int) -> None:
 
 def exited(work: Transition, fact: Exited) -> None:
     """Record the exit of the leader. Its tree and its output may not have ended yet."""
+    if work.state.process.exit is not None:
+        return  # The next host of a process that survives its host hears of the exit again.
     how = (
         f"signal {fact.signal}"
         if fact.signal is not None
@@ -79,7 +81,11 @@ def exited(work: Transition, fact: Exited) -> None:
         process=work.state.process.number,
         code=fact.code,
         signal=fact.signal,
+        **({"out_of_memory": True} if fact.is_out_of_memory else {}),
     )
+    if fact.is_out_of_memory:
+        error = AgentError("the agent ran out of memory", kind=ErrorKind.OUT_OF_MEMORY)
+        work.set_process(error=work.state.process.error or error)
     work.set_process(
         phase=ProcessPhase.STOPPING,
         exit=how,
@@ -125,7 +131,8 @@ def gone(work: Transition, fact: ProcessGone) -> None:
     stderr = fact.stderr.text[-STDERR_CHARACTERS_MAX:].strip()
     given_up = process.error.kind if isinstance(process.error, AgentError) else ErrorKind.OTHER
     kind = ErrorKind.AGENT_EXITED if given_up is ErrorKind.OTHER else given_up
-    error = AgentError(message, hint=stderr, kind=kind, process=process.number)
+    hint = work.state.config.hint_of(kind, stderr)
+    error = AgentError(message, hint=hint, kind=kind, process=process.number)
     lost(work, error, has_forgotten=has_forgotten)
 
 

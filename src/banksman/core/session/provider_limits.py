@@ -100,6 +100,7 @@ def error_of(work: Transition, boundary: TurnOver, turn: str) -> AgentError:
         until = account_limits.limited_until(work.state.limits)
     return AgentError(
         boundary.error or "the agent reports an error",
+        hint=work.state.config.hint_of(failure.kind),
         kind=failure.kind,
         status=failure.status,
         retry_after=failure.retry_after,

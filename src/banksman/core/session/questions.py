@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from banksman.core.dialects.dialect import Decision, Verdict
 from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.session import event as kinds
 from banksman.core.session import permissions
@@ -41,7 +42,6 @@ from banksman.core.session.effects import (
 )
 from banksman.core.session.facts import CallbackAnswered, Timer
 from banksman.core.session.history import OpenQuestion, SessionHistory
-from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.session.state import AgentRequest, KeptQuestion, ProcessPhase, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Turn, TurnPhase
@@ -187,6 +187,7 @@ def answer(work: Transition, id: str, decision: Decision) -> AgentRequest | None
             by=decision.by,
             message=decision.message,
             option=decision.option,
+            caller=decision.caller,
         )
     return question
 
@@ -241,8 +242,9 @@ def forget(
     by: str,
     message: str | None = None,
     option: str | None = None,
+    caller: str | None = None,
 ) -> None:
-    """Remove a question, and log and report its answer."""
+    """Remove a question, and log and report its answer. `caller`: the caller that gave it."""
     question = next(question for question in work.state.questions if question.id == id)
     work.set(questions=tuple(other for other in work.state.questions if other is not question))
     more = {} if option is None else {"option": option}
@@ -254,10 +256,11 @@ def forget(
         by=by,
         message=message,
         **more,
+        **kinds.named(caller),
     )
     work.cancel_timer(Timer.QUESTION, id)
     work.do(CloseQuestion(id))
-    work.after_commit(TellAnswer(id, answer, by, message))
+    work.after_commit(TellAnswer(id, answer, by, message, caller=caller))
     work.attend_clocks()
 
 
@@ -342,7 +345,17 @@ def is_about_a_tool(question: OpenQuestion) -> bool:
 
     Only then can a later request be recognised as the same one: inputs are asked for in free text.
     """
-    return bool(msgspec.json.decode(question.about)["wants"] == RequestPurpose.PERMISSION)
+    return _wants(question) == RequestPurpose.PERMISSION
+
+
+def is_about_budget(question: OpenQuestion) -> bool:
+    """Whether Banksman has asked about the budget: no process waits for the answer."""
+    return _wants(question) == RequestPurpose.BUDGET
+
+
+def _wants(question: OpenQuestion) -> str:
+    # Old snapshots have questions without a subject.
+    return str(msgspec.json.decode(question.about)["wants"]) if question.about else ""
 
 
 def requested(question: OpenQuestion) -> Requested:
@@ -376,18 +389,23 @@ def answer_kept(work: Transition, id: str, decision: Decision) -> bool:
         )
         return True
     _replace(work, found, [replace(found, decision=decision)])
-    _end(work, found, decision.word, decision.by, decision.message)
+    _end(work, found, decision.word, decision.by, decision.message, caller=decision.caller)
     return True
 
 
 def _end(
-    work: Transition, question: KeptQuestion, answer: str, by: str, message: str | None = None
+    work: Transition,
+    question: KeptQuestion,
+    answer: str,
+    by: str,
+    message: str | None = None,
+    *,
+    caller: str | None = None,
 ) -> None:
-    work.log(
-        None, kinds.QUESTION_ANSWERED, question=question.id, answer=answer, by=by, message=message
-    )
+    told = {"question": question.id, "answer": answer, "by": by, "message": message}
+    work.log(None, kinds.QUESTION_ANSWERED, **told, **kinds.named(caller))
     work.do(CloseQuestion(question.id))
-    work.after_commit(TellAnswer(question.id, answer, by, message))
+    work.after_commit(TellAnswer(question.id, answer, by, message, caller=caller))
 
 
 def reopen(work: Transition, id: str) -> None:

@@ -14,18 +14,18 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from banksman.core.dialects.dialect import Verdict
 from banksman.core.dialects.meaning import BackgroundTask
-from banksman.core.session import account_limits, ask_queue, fallback, usage_events
+from banksman.core.session import account_limits, ask_queue, fallback
 from banksman.core.session import budget as budgets
 from banksman.core.session import event as kinds
 from banksman.core.session.budget import RaisedBudget
 from banksman.core.session.event import Event
 from banksman.core.session.outcome import Kind, tasks_of
-from banksman.core.session.permissions import Verdict
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import AgentState, Mode, ProcessState, Session
 from banksman.core.session.turn import Ask, Turn, TurnPhase, queued
-from banksman.core.session.usage import Meter, Usage
+from banksman.core.session.usage import USAGE_KINDS, Meter, Usage, addition
 
 _Agent = TypeVar("_Agent", Session, AgentState)
 
@@ -41,40 +41,43 @@ def replay(events: Iterable[Event], config: Config, after: Session | None = None
         assert event.seq == head + 1, f"event {event.seq} does not follow {head}"
         head = event.seq
         if not event.is_frame:
-            state = fold_event(state, event)
+            state = fold_event(state, event, event.body)
     return replace(state, head=head, committed=head)
 
 
-def fold_event(state: Session, event: Event) -> Session:
-    """Apply one event of Banksman's own kinds to the state. Its seq is not checked."""
-    return _fold_event(_use(state, event), event)
+def fold_event(state: Session, event: Event, body: dict[str, Any]) -> Session:
+    """Apply one event of Banksman's own kinds to the state. Its seq is not checked.
+
+    `body`: the body of the event, which each access decodes again.
+    """
+    return _fold_event(_use(state, event), event, body)
 
 
 def _use(state: Session, event: Event) -> Session:
     """Add the usage in an event to the sum of the session."""
-    if event.kind not in usage_events.KINDS:
+    if event.kind not in USAGE_KINDS:
         return state
-    found = usage_events.addition(event.kind, event.data)
+    found = addition(event.kind, event.data)
     return state if found is None else replace(state, used=state.used.plus(found.usage))
 
 
-def _fold_event(state: Session, event: Event) -> Session:
+def _fold_event(state: Session, event: Event, body: dict[str, Any]) -> Session:
     turn = event.turn
     match event.kind:
         case kinds.TURN_QUEUED:
             assert turn is not None
-            return _queue(state, turn, event.body)
+            return _queue(state, turn, body)
         case kinds.TURN_STARTED:
             assert turn is not None
-            return _start(state, turn, event.body)
+            return _start(state, turn, body)
         case kinds.TURN_REQUEUED:
             assert state.turn is not None
             if turn != state.turn.id:
-                return _requeue_unsent(state, state.turn, event)
+                return _requeue_unsent(state, state.turn, turn, body)
             # The same as `Turn.requeued`, except that a steered prompt stays with the agent.
             rest = _led_by_next(state.turn, state.turn.steered)
-            again = _again(state.turn.requeued(), event)
-            state = _with_costs(_limited_by(state, event), event)
+            again = _again(state.turn.requeued(), body)
+            state = _with_costs(_limited_by(state, body), body)
             return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
         case kinds.TURN_INTERRUPTED:
             for name in ("turn", "own"):
@@ -86,7 +89,6 @@ def _fold_event(state: Session, event: Event) -> Session:
             return state
         case kinds.TURN_ENDED:
             assert turn is not None
-            body = event.body
             # An agent that has completed a turn knows its conversation.
             is_adopted = state.is_adopted and body["outcome"] != Kind.DONE
             ended = _end_turn(state, turn)
@@ -101,27 +103,31 @@ def _fold_event(state: Session, event: Event) -> Session:
                 ),
             )
         case kinds.USAGE_REPORTED:
-            return _count(state, event)
+            return _count(state, turn, body)
         case kinds.QUEUE_CHANGED:
             assert turn is not None
-            return replace(state, queue=ask_queue.move(state.queue, turn, event.body["before"]))
+            return replace(state, queue=ask_queue.move(state.queue, turn, body["before"]))
+        case kinds.TURN_EDITED:
+            assert turn is not None
+            queue = ask_queue.edit(state.queue, turn, body["prompt"], body["priority"])
+            return replace(state, queue=queue)
         case kinds.PROCESS_STARTED:
-            return replace(state, process=ProcessState(number=event.body["process"]))
+            return replace(state, process=ProcessState(number=body["process"]))
         case kinds.TASKS_CHANGED:
-            return _with_tasks(state, tasks_of(event.body["tasks"]))
+            return _with_tasks(state, tasks_of(body["tasks"]))
         case _:
-            return _fold_session(state, event)
+            return _fold_session(state, event.kind, body)
 
 
 def _with_tasks(state: Session, tasks: tuple[BackgroundTask, ...]) -> Session:
     return replace(state, process=replace(state.process, tasks=tasks))
 
 
-def _fold_session(state: Session, event: Event) -> Session:
+def _fold_session(state: Session, kind: str, body: dict[str, Any]) -> Session:
     """Apply an event that concerns the session as a whole."""
-    match event.kind:
+    match kind:
         case kinds.SESSION_OPENED:
-            return _open(state, event.body)
+            return _open(state, body)
         case kinds.SESSION_IMPORTED:
             # An imported session is a copy. Its open and waiting asks are served at the origin, and
             # so is its conversation. The copy forks that conversation.
@@ -134,15 +140,13 @@ def _fold_session(state: Session, event: Event) -> Session:
             )
             return _copied(left)
         case kinds.SESSION_CONVERSATION:
-            state = _with_costs(state, event)
-            return replace(state, conversation=event.body["conversation"], is_adopted=False)
+            state = _with_costs(state, body)
+            return replace(state, conversation=body["conversation"], is_adopted=False)
         case kinds.SESSION_CONTEXT_LOST:
             return replace(state, conversation=None, fork_of=None, spent=0.0, is_adopted=False)
         case kinds.SESSION_SETTING:
-            body = event.body
             return fallback.with_setting(state, body["name"], body["value"], body.get("agent"))
         case kinds.LIMITS_CHANGED:
-            body = event.body
             told = {
                 "limits": account_limits.from_json(body["windows"]),
                 "limited_until": body["limited_until"],
@@ -150,15 +154,14 @@ def _fold_session(state: Session, event: Event) -> Session:
             other = body.get("agent")
             return replace(state, **told) if other is None else fallback.noted(state, other, **told)
         case kinds.SESSION_FELL_BACK:
-            return fallback.switched(state, event.body["from"], event.body["to"])
+            return fallback.switched(state, body["from"], body["to"])
         case kinds.BUDGET_WARNING | kinds.BUDGET_EXCEEDED:
-            body = event.body
             if body["scope"] != "session":
                 return state
-            cap = (event.kind, body["unit"], float(body["cap"]))  # As a snapshot has it.
+            cap = (kind, body["unit"], float(body["cap"]))  # As a snapshot has it.
             return replace(state, told=budgets.with_told(state.told, cap))
         case kinds.BUDGET_RAISED:
-            return replace(state, raised=msgspec.convert(event.body, RaisedBudget))
+            return replace(state, raised=msgspec.convert(body, RaisedBudget))
         case kinds.SESSION_CLOSED:
             return replace(state, mode=Mode.CLOSED)
         case kinds.SESSION_STORE_RETURNED:
@@ -206,9 +209,10 @@ def _queue(state: Session, id: str, body: dict[str, Any]) -> Session:
         rules=tuple((name, Verdict(verdict)) for name, verdict in body["rules"]),
         schema=body["schema"],
         is_last=body["is_last"],
-        # Events of earlier versions lack both.
+        # Events of earlier versions lack these.
         deadline=body.get("deadline"),
         caller=body.get("caller"),
+        trace=body.get("trace"),
     )
     if body.get("into") is not None:
         return replace(state, queue=ask_queue.join(state.queue, body["into"], ask))
@@ -242,46 +246,45 @@ def _start(state: Session, id: str, body: dict[str, Any]) -> Session:
     )
 
 
-def _count(state: Session, event: Event) -> Session:
+def _count(state: Session, id: str | None, body: dict[str, Any]) -> Session:
     """Add a report of usage to the open turn that it belongs to."""
-    state = _with_costs(state, event)
-    added = msgspec.convert(event.body["added"], Usage)
+    state = _with_costs(state, body)
+    added = msgspec.convert(body["added"], Usage)
     for name in ("turn", "own"):
         turn: Turn | None = getattr(state, name)
-        if turn is not None and turn.id == event.turn:
+        if turn is not None and turn.id == id:
             meter = replace(turn.meter, logged=turn.meter.logged.plus(added))
             return replace(state, **{name: replace(turn, meter=meter)})
     return state
 
 
-def _with_costs(state: Session, event: Event) -> Session:
+def _with_costs(state: Session, body: dict[str, Any]) -> Session:
     """Take the costs in an event. Some events of earlier versions lack them."""
-    body = event.body
     return replace(
         state, spent=body.get("spent", state.spent), cost=body.get("cost_in_all", state.cost)
     )
 
 
-def _requeue_unsent(state: Session, turn: Turn, event: Event) -> Session:
+def _requeue_unsent(state: Session, turn: Turn, id: str | None, body: dict[str, Any]) -> Session:
     """Requeue a steered ask: its prompt was not sent, or a limit of the account failed it."""
-    ask = next((ask for ask in turn.steered if ask.id == event.turn), None)
-    assert ask is not None, f"{event.turn} was not to be added to {turn.id}"
-    again = _again(queued(ask), event)
+    ask = next((ask for ask in turn.steered if ask.id == id), None)
+    assert ask is not None, f"{id} was not to be added to {turn.id}"
+    again = _again(queued(ask), body)
     rest = replace(turn, steered=tuple(other for other in turn.steered if other is not ask))
-    state = _limited_by(state, event)
+    state = _limited_by(state, body)
     return replace(state, turn=rest, queue=ask_queue.requeue(state.queue, again))
 
 
-def _again(turn: Turn, event: Event) -> Turn:
+def _again(turn: Turn, body: dict[str, Any]) -> Turn:
     """Return a requeued turn. Only a limit of the account is a logged reason."""
-    waits = turn.limit_waits + (event.body.get("reason") == "limit")
+    waits = turn.limit_waits + (body.get("reason") == "limit")
     # The agent that got the prompt, if the session has several.
-    agent = event.body.get("agent") or turn.agent
-    return replace(turn, attempt=event.body["attempt"], limit_waits=waits, agent=agent)
+    agent = body.get("agent") or turn.agent
+    return replace(turn, attempt=body["attempt"], limit_waits=waits, agent=agent)
 
 
-def _limited_by(state: Session, event: Event) -> Session:
-    until = event.body.get("limited_until")
+def _limited_by(state: Session, body: dict[str, Any]) -> Session:
+    until = body.get("limited_until")
     return state if until is None else replace(state, limited_until=until)
 
 

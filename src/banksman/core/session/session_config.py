@@ -12,6 +12,10 @@ from msgspec import Struct, field
 from banksman.core.dialects.dialect import PLAIN, Dialect, Setup
 from banksman.core.session.budget import Budget
 from banksman.core.session.permissions import Rules
+from banksman.errors import HINTS, ErrorKind
+
+# Enough to recognise the missing one.
+SCRUBBED_SHOWN_MAX = 8
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -78,9 +82,28 @@ class Config(Struct, frozen=True, kw_only=True):
     budget: Budget | None = None
     on_budget: str = "queue"
     shares_budget: bool = False
+    # Names of variables that may hold secrets, and that the agent therefore does not inherit.
+    scrubbed: tuple[str, ...] = ()
     # The agent that this configuration is of, and what it supports; None: everything.
     agent: str = ""
     capabilities: frozenset[str] | None = None
     # The configurations of all agents of the session in order of preference, this one included.
     # Theirs are empty here. Empty: the session has one agent. See fallback.py.
     roster: tuple[Config, ...] = ()
+
+    def hint_of(self, kind: ErrorKind, said: str = "") -> str:
+        """Return the hint of an agent's failure: what the agent said, or what the kind means.
+
+        If the agent may lack a variable that it did not inherit, the hint names it.
+        """
+        named = [name for name in self.scrubbed if name in said]
+        names = named or (self.scrubbed if kind is ErrorKind.AUTH else ())
+        hint = said or HINTS[kind]
+        if not names:
+            return hint
+        shown = ", ".join(names[:SCRUBBED_SHOWN_MAX])
+        more = ", …" * (len(names) > SCRUBBED_SHOWN_MAX)
+        return (
+            f"{hint}; the agent did not get {shown}{more} of this host: if it needs one, "
+            "pass it in env=, or name it in `keep` of the agent's profile"
+        )

@@ -16,7 +16,7 @@ from banksman.core.dialects.meaning import Replied
 from banksman.core.session import event as kinds
 from banksman.core.session import fallback, idle_process, limit_wait
 from banksman.core.session.effects import SettingTaken
-from banksman.core.session.facts import Reconfigured, SettingAsked, Timer
+from banksman.core.session.facts import Reconfigured, SettingAsked, ShareAsked, Timer
 from banksman.core.session.state import (
     Mode,
     PendingSetting,
@@ -46,20 +46,20 @@ def ask(work: Transition, fact: SettingAsked) -> None:
     elif process.phase is ProcessPhase.STARTING and not process.is_there:
         # The process may still wait for its place; it then starts with this setting. Or it was
         # started a moment ago, and gets the change when it is ready. So both are prepared.
-        _take(work, PendingSetting("", fact.change, fact.name, fact.value), by="start")
+        _take(work, PendingSetting("", fact.change, fact.name, fact.value, fact.caller), by="start")
         request = f"setting-{process.number}-{process.requests + 1}"
-        again = PendingSetting(request, "", fact.name, fact.value)
+        again = PendingSetting(request, "", fact.name, fact.value, fact.caller)
         others = tuple(change for change in process.changes if change.name != fact.name)
         work.set_process(requests=process.requests + 1, changes=(*others, again))
     elif process.phase in (ProcessPhase.READY, ProcessPhase.STARTING):
         request = f"setting-{process.number}-{process.requests + 1}"
-        change = PendingSetting(request, fact.change, fact.name, fact.value)
+        change = PendingSetting(request, fact.change, fact.name, fact.value, fact.caller)
         work.set_process(requests=process.requests + 1, changes=(*process.changes, change))
         if process.phase is ProcessPhase.READY:
             _tell(work, change)
     else:
         # The next process is started with all settings.
-        _take(work, PendingSetting("", fact.change, fact.name, fact.value), by="start")
+        _take(work, PendingSetting("", fact.change, fact.name, fact.value, fact.caller), by="start")
 
 
 def tell_ready(work: Transition) -> None:
@@ -93,6 +93,17 @@ def reconfigure(work: Transition, fact: Reconfigured) -> None:
     idle_process.grow_old(work)
     _drop(work, fact.drops)
     if fact.change:
+        work.after_commit(SettingTaken(fact.change))
+
+
+def share(work: Transition, fact: ShareAsked) -> None:
+    """Log the callers that the session is shared with. No agent needs to know them."""
+    if work.state.mode is not Mode.OPEN:
+        work.do(SettingTaken(fact.change, not_open(work.state)))
+    elif work.state.store is not Store.WORKING:
+        work.do(SettingTaken(fact.change, work.state.store_error))
+    else:
+        work.log(None, kinds.SESSION_SHARED, shared=fact.shared, caller=fact.caller)
         work.after_commit(SettingTaken(fact.change))
 
 
@@ -174,7 +185,8 @@ def _forget(work: Transition, change: PendingSetting) -> None:
 
 def _take(work: Transition, change: PendingSetting, *, by: str) -> None:
     work.state = fallback.with_setting(work.state, change.name, change.value)
-    work.log(None, kinds.SESSION_SETTING, name=change.name, value=change.value, by=by)
+    told = {"name": change.name, "value": change.value, "by": by, **kinds.named(change.caller)}
+    work.log(None, kinds.SESSION_SETTING, **told)
     if change.id:
         work.after_commit(SettingTaken(change.id))
 

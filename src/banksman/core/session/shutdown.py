@@ -3,6 +3,8 @@
     OPEN ──drain──► DRAINING ──► CLOSING ──► CLOSED      refuses the queue, logs `session.closed`
       └────leave──► LEAVING  ──► PARTING ──► LEFT        hands the queue over, logs `session.left`
 
+`hand_over.py` has a third way, on which the process goes on.
+
 Both ways refuse new asks, let the running turn finish, wait for the agent's background tasks
 (`background_seconds` at most), stop the process, and release the session. A session that leaves
 continues elsewhere. Its waiting asks stay in the log, just as after the death of a host, and the
@@ -49,11 +51,14 @@ def drain(work: Transition) -> None:
         _refuse_queue(work)
 
 
-def close(work: Transition) -> None:
-    """Refuse the queue, stop the running turn, and close the session."""
+def close(work: Transition, caller: str | None = None) -> None:
+    """Refuse the queue, stop the running turn, and close the session.
+
+    `caller`: the caller that closes it, for the log.
+    """
     if work.state.mode in (Mode.CLOSING, Mode.CLOSED):
         return
-    work.set(mode=Mode.CLOSING)
+    work.set(mode=Mode.CLOSING, closed_by=caller)
     idle_process.look(work)
     _refuse_queue(work)
     turn = work.state.turn
@@ -75,11 +80,7 @@ def leave(work: Transition, by: float | None) -> None:
     if work.is_open:
         work.set(mode=Mode.LEAVING)
         idle_process.look(work)
-        _end_holds(work)
-        turn = work.state.turn
-        if turn is not None and turn.phase is TurnPhase.STARTING:
-            turn_end.put_back(work, turn.requeued())
-        work.set(collecting=())
+        put_down(work)
     if by is None or work.state.mode in OVER:
         return
     if by <= work.at:
@@ -87,6 +88,15 @@ def leave(work: Transition, by: float | None) -> None:
     elif work.state.leave_by is None or by < work.state.leave_by:
         work.set(leave_by=by)
         work.do(StartTimer(by, LEAVE))
+
+
+def put_down(work: Transition) -> None:
+    """Put back what was granted and not sent, and end what only callers of this host know."""
+    _end_holds(work)
+    turn = work.state.turn
+    if turn is not None and turn.phase is TurnPhase.STARTING:
+        turn_end.put_back(work, turn.requeued())
+    work.set(collecting=())
 
 
 def expire(work: Transition, subject: Subject) -> None:
@@ -108,8 +118,9 @@ def end(work: Transition) -> None:
     """Stop the process, because the running turn has ended or must end now."""
     if work.state.mode is Mode.DRAINING:
         close(work)
-    elif work.state.mode is Mode.LEAVING:
+    elif work.state.mode in (Mode.LEAVING, Mode.HANDING):
         work.set(mode=Mode.PARTING)
+        idle_process.look(work)
         # A preempted turn that is to be requeued is requeued in the log, for the next owner.
         _stop_open(work)
         work.stop_process()
@@ -177,7 +188,7 @@ def finish(work: Transition) -> None:
     assert state.turn is None
     assert state.own is None
     if state.mode is Mode.CLOSING:
-        work.log(None, kinds.SESSION_CLOSED)
+        work.log(None, kinds.SESSION_CLOSED, **kinds.named(state.closed_by))
         work.set(mode=Mode.CLOSED)
         work.after_commit(Finish())
     elif _may_go(state):
@@ -232,7 +243,7 @@ def takes_back(work: Transition, fact: CallerFact) -> bool:
             is_reason = True
         case _:
             is_reason = False
-    if not is_reason or not _is_going(work.state):
+    if not is_reason or not _is_going(work.state) or work.state.is_handed_over:
         return False
     take_back(work)
     return True

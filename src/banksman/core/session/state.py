@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from banksman.core.dialects.dialect import ProtocolState
+from banksman.core.dialects.dialect import Decision, ProtocolState
 from banksman.core.dialects.meaning import BackgroundTask, Requested
 from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold, Queue
@@ -28,25 +28,26 @@ from banksman.core.session.effects import (
     TellAnswer,
 )
 from banksman.core.session.event import Entry
-from banksman.core.session.permissions import Decision
 from banksman.core.session.session_config import Config
 from banksman.core.session.turn import Turn
 from banksman.core.session.usage import NO_USAGE, Counted, Usage
-from banksman.core.session.watchdogs import Clocks
+from banksman.core.session.watchdogs import Watchdogs
 from banksman.errors import BanksmanError, Closed, Moving, Refused
 
 
-class Mode(enum.Enum):
+class Mode(enum.StrEnum):
     """Lifecycle of a session. Snapshots store these values.
 
     Two ways lead out of OPEN: DRAINING, CLOSING, CLOSED refuses the waiting asks; LEAVING, PARTING,
-    LEFT leaves them in the log. See shutdown.py.
+    LEFT leaves them in the log. See shutdown.py. HANDING leads to LEFT too: see hand_over.py.
     """
 
     OPEN = "open"
     # New asks are refused; the running turn may finish.
     DRAINING = "draining"
     LEAVING = "leaving"
+    # As LEAVING, but the process and its turn continue: the next host takes them over.
+    HANDING = "handing"
     # The process is being stopped, and the running turn with it.
     CLOSING = "closing"
     PARTING = "parting"
@@ -56,7 +57,7 @@ class Mode(enum.Enum):
 
 
 # Modes in which waiting asks are not refused: they wait here, or in the log.
-KEEPING = frozenset((Mode.OPEN, Mode.LEAVING, Mode.PARTING, Mode.LEFT))
+KEEPING = frozenset((Mode.OPEN, Mode.LEAVING, Mode.HANDING, Mode.PARTING, Mode.LEFT))
 OVER = frozenset((Mode.CLOSED, Mode.LEFT))
 
 
@@ -110,6 +111,7 @@ class PendingSetting(Struct, frozen=True):
     id: str
     name: str
     value: str
+    caller: str | None = None
 
 
 class ProcessState(Struct, frozen=True, kw_only=True):
@@ -283,9 +285,13 @@ class Session(Struct, frozen=True, kw_only=True):
 
     config: Config
     mode: Mode = Mode.OPEN
+    # The caller that closes it, for the log.
+    closed_by: str | None = None
     # The deadline to leave, if there is one, and whether it has passed.
     leave_by: float | None = None
     is_overdue: bool = False
+    # The process is being handed over to the next host, and no fact about it can come.
+    is_handing: bool = False
     # Until when a drain waits for background tasks; None: it has not begun to wait.
     tasks_by: float | None = None
     # The agent's name for the conversation, which a new process resumes.
@@ -323,7 +329,7 @@ class Session(Struct, frozen=True, kw_only=True):
     turn: Turn | None = None
     own: Turn | None = None
     own_count: int = 0
-    clocks: Clocks = ()
+    clocks: Watchdogs = ()
     process: ProcessState = ProcessState()
     questions: tuple[AgentRequest, ...] = ()
     kept: tuple[KeptQuestion, ...] = ()
@@ -366,6 +372,11 @@ class Session(Struct, frozen=True, kw_only=True):
     # Agents whose program was not found, and limits of agents that a timer waits for.
     missing: tuple[str, ...] = ()
     agent_limits: tuple[AgentLimit, ...] = ()
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether the session has left with its process, which the next host takes over."""
+        return self.mode is Mode.LEFT and self.process.phase is not ProcessPhase.NONE
 
     @property
     def speaking(self) -> Turn | None:

@@ -32,10 +32,12 @@ from banksman.core.process_facts import (
 )
 from banksman.core.session import (
     agent_output,
+    ask_edit,
     asks,
     budget_gate,
     durability,
     grants,
+    hand_over,
     idle_process,
     limit_wait,
     process_life,
@@ -52,6 +54,7 @@ from banksman.core.session.facts import (
     AgentFact,
     AppendFailed,
     Asked,
+    AskEdited,
     AskMoved,
     AskWithdrawn,
     Begun,
@@ -67,6 +70,9 @@ from banksman.core.session.facts import (
     EvictAsked,
     Fact,
     FramesRead,
+    HandedOver,
+    HandOverAsked,
+    HandOverFailed,
     HoldAsked,
     HoldReleased,
     InterruptAsked,
@@ -76,6 +82,7 @@ from banksman.core.session.facts import (
     QuestionAnswered,
     Reconfigured,
     SettingAsked,
+    ShareAsked,
     TerminalsEnded,
     TimerFired,
 )
@@ -106,6 +113,8 @@ def step(state: Session, fact: Fact) -> tuple[Session, list[Effect]]:
         case ProcessReported() | ConversationTaken() | TerminalsEnded():
             if _is_current(state, fact):
                 _from_process(work, fact)
+        case HandedOver() | HandOverFailed():
+            hand_over.on_result(work, fact)
         case BudgetChanged() | BudgetWarned() | BudgetClaimed():
             if state.mode not in OVER:
                 budget_gate.on_fact(work, fact)
@@ -164,15 +173,18 @@ def _from_caller(work: Transition, fact: CallerFact) -> None:
     match fact:
         case Begun():
             questions.show(work)
+            budget_gate.show(work)
             asks.resume_deadlines(work)  # `grants.advance` serves the queue after every fact.
         case Asked(ask=ask):
             asks.ask(work, ask)
         case AskWithdrawn(turn=turn):
             asks.withdraw(work, turn)
-        case InterruptAsked(turn=turn, interrupt=interrupt):
-            asks.interrupt(work, turn, interrupt)
-        case AskMoved(turn=turn, before=before):
-            asks.move(work, turn, before)
+        case InterruptAsked():
+            asks.interrupt(work, fact)
+        case AskMoved():
+            asks.move(work, fact)
+        case AskEdited():
+            ask_edit.edit(work, fact)
         case HoldAsked(hold=hold, priority=priority):
             asks.hold(work, Hold(hold, priority, fact.at))
         case HoldReleased(hold=hold):
@@ -181,13 +193,11 @@ def _from_caller(work: Transition, fact: CallerFact) -> None:
             asks.answer(work, fact)
         case CallbackAnswered():
             questions.on_called(work, fact)
-        case SettingAsked():
-            settings.ask(work, fact)
-        case Reconfigured():
-            settings.reconfigure(work, fact)
+        case SettingAsked() | Reconfigured() | ShareAsked():
+            _change(work, fact)
         case EvictAsked():
             idle_process.evict(work, "evicted")
-        case DrainAsked() | CloseAsked() | LeaveAsked():
+        case DrainAsked() | CloseAsked() | LeaveAsked() | HandOverAsked():
             _shut_down(work, fact)
         case AccountLimited(until=until, agent=agent):
             limit_wait.on_account(work, until, agent)
@@ -197,14 +207,28 @@ def _from_caller(work: Transition, fact: CallerFact) -> None:
             assert_never(fact)
 
 
-def _shut_down(work: Transition, fact: DrainAsked | CloseAsked | LeaveAsked) -> None:
+def _change(work: Transition, fact: SettingAsked | Reconfigured | ShareAsked) -> None:
+    match fact:
+        case SettingAsked():
+            settings.ask(work, fact)
+        case Reconfigured():
+            settings.reconfigure(work, fact)
+        case ShareAsked():
+            settings.share(work, fact)
+
+
+def _shut_down(
+    work: Transition, fact: DrainAsked | CloseAsked | LeaveAsked | HandOverAsked
+) -> None:
     match fact:
         case DrainAsked():
             shutdown.drain(work)
-        case CloseAsked():
-            shutdown.close(work)
+        case CloseAsked(caller=caller):
+            shutdown.close(work, caller)
         case LeaveAsked(by=by):
             shutdown.leave(work, by)
+        case HandOverAsked(by=by):
+            hand_over.begin(work, by)
 
 
 def _from_late_caller(work: Transition, fact: CallerFact) -> None:
@@ -213,12 +237,16 @@ def _from_late_caller(work: Transition, fact: CallerFact) -> None:
     match fact:
         case Asked(ask=ask):
             work.do(Reject(ask.id, refusal))
+        case InterruptAsked(turn=turn, interrupt=interrupt) if hand_over.has_taken(
+            work.state, turn
+        ):
+            work.do(hand_over.no_receipt(interrupt))
         case InterruptAsked(interrupt=interrupt):
             # `Session.interrupt` sends no such fact for an ask that was handed over.
             work.do(GiveReceipt(interrupt, Receipt(stopped=False, by=By.ALREADY_OVER)))
         case HoldAsked(hold=hold):
             work.do(EndHold(hold, refusal))
-        case SettingAsked(change=change):
+        case SettingAsked(change=change) | ShareAsked(change=change) | AskEdited(change=change):
             work.do(SettingTaken(change, refusal))
         case Reconfigured(change=change) if change:
             work.do(SettingTaken(change, refusal))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from banksman.core.dialects.dialect import StatelessProtocol
 from banksman.core.session import (
-    agent_output,
     asks,
     budget_gate,
     durability,
@@ -20,6 +19,7 @@ from banksman.core.session import (
     settings,
     shutdown,
     tool_cleanup,
+    turn_boundary,
     turn_end,
     watchdogs,
 )
@@ -89,7 +89,7 @@ def _of_turn(work: Transition, timer: Timer, key: str) -> None:
                 work.stop_process()
         case Timer.SETTLE:
             if turn is not None and not turn.is_own:
-                agent_output.settle(work, turn)
+                turn_boundary.settle(work, turn)
         case _:
             if turn is not None and turn.is_open:
                 _look_at_clocks(work, turn)

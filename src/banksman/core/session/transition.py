@@ -63,7 +63,7 @@ class Transition:
     __slots__ = ("at", "effects", "entries", "heard", "state")
 
     def __init__(self, state: Session, at: float) -> None:
-        self.state = state
+        self.state: Session = state
         self.at = at
         self.effects: list[Effect] = []
         self.entries: list[Entry] = []
@@ -80,12 +80,13 @@ class Transition:
 
     def set_turn(self, turn: Turn) -> None:
         """Store a turn in its place: the granted one, or the agent-initiated one."""
-        if turn.is_own:
-            assert self.state.own is not None
-            self.set(own=turn)
+        state = self.state
+        if turn.ask is None:
+            assert state.own is not None
+            self.state = replace(state, own=turn)
         else:
-            assert self.state.turn is not None
-            self.set(turn=turn)
+            assert state.turn is not None
+            self.state = replace(state, turn=turn)
 
     def set_tasks(self, tasks: tuple[BackgroundTask, ...]) -> None:
         """Record the background tasks of the agent, and log a change.
@@ -102,11 +103,11 @@ class Transition:
 
     def start_timer(self, seconds: float, timer: Timer, subject: str) -> None:
         """Start a timer relative to the time of this fact, or restart it."""
-        self.do(StartTimer(self.at + seconds, (timer, subject)))
+        self.effects.append(StartTimer(self.at + seconds, (timer, subject)))
 
     def cancel_timer(self, timer: Timer, subject: str) -> None:
         """Cancel a timer."""
-        self.do(CancelTimer((timer, subject)))
+        self.effects.append(CancelTimer((timer, subject)))
 
     @property
     def speaker(self) -> str | None:
@@ -154,7 +155,7 @@ class Transition:
         return self.state, self.effects
 
     # -- the process ------------------------------------------------------------------------------
-    def start_process(self, schema: Mapping[str, Any] | None) -> None:
+    def start_process(self, schema: Mapping[str, Any] | None, traceparent: str | None) -> None:
         """Start a process that resumes or forks the session's conversation."""
         state = self.state
         assert state.process.phase is ProcessPhase.NONE
@@ -169,7 +170,16 @@ class Transition:
         )
         # The start timer begins with `Started`, because the process may wait for a place in the
         # pool.
-        self.do(StartProcess(number, conversation, forks, state.settings, agent=state.config.agent))
+        self.do(
+            StartProcess(
+                number,
+                conversation,
+                forks,
+                state.settings,
+                agent=state.config.agent,
+                traceparent=traceparent,
+            )
+        )
 
     def stop_process(self, error: BanksmanError | None = None) -> None:
         """Stop the process by the ladder.

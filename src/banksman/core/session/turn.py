@@ -43,7 +43,7 @@ class TurnPhase(enum.StrEnum):
     ENDED = "ended"
 
 
-class Move(enum.Enum):
+class Move(enum.StrEnum):
     """Transition of a turn between two phases."""
 
     GRANT = enum.auto()
@@ -70,7 +70,7 @@ TABLE: dict[TurnPhase, dict[Move, TurnPhase]] = {
 }
 
 
-class Cause(enum.Enum):
+class Cause(enum.StrEnum):
     """Reason to stop a turn early."""
 
     INTERRUPT = "interrupt"
@@ -109,6 +109,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     due: float | None = None
     # The person or program that wants the turn. Its usage is counted under this name.
     caller: str | None = None
+    # The W3C `traceparent` of the ask: see trace_context.py.
+    trace: str | None = None
 
 
 class PendingRetry(Struct, frozen=True):
@@ -148,6 +150,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     # Why it is to end, and the watchdog that decided it.
     cause: Cause | None = None
     clock: str | None = None
+    # The caller that has stopped it; None: it has no name, or no caller has.
+    stopped_by: str | None = None
     # A reason to end that came after a boundary which is not certain yet.
     wish: Cause | None = None
     # Interrupts that wait for their receipt.
@@ -239,7 +243,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     @property
     def is_open(self) -> bool:
         """Whether the turn is between its prompt and its boundary."""
-        return self.phase in (TurnPhase.RUNNING, TurnPhase.INTERRUPTING)
+        phase = self.phase
+        return phase is TurnPhase.RUNNING or phase is TurnPhase.INTERRUPTING
 
     def moved(self, move: Move) -> Turn:
         """Return the turn in the phase that `move` leads to."""

@@ -1,9 +1,9 @@
 """Stop, end and requeue turns, with exactly one outcome for each ask.
 
 A turn ends by the agent's boundary, by the end of the process, or before its prompt was sent. This
-module decides the outcome, checks an answer against its schema, logs the end, and gives the
-receipts of interrupts. An ask of which no byte was sent, or that was preempted, may return to the
-queue. `agent_output.py` detects the boundary.
+module decides the outcome, checks an answer against its schema, and gives the receipts of
+interrupts. `turn_log.py` logs the end. An ask of which no byte was sent, or that was preempted, may
+return to the queue. `turn_boundary.py` detects the boundary.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from msgspec.structs import replace
 from banksman.core import json_schema
 from banksman.core.dialects.meaning import Replied, TurnOver
 from banksman.core.session import (
-    account_limits,
     ask_queue,
     fallback,
     limit_wait,
     provider_limits,
     questions,
     tool_cleanup,
-    usage,
+    turn_log,
+    turn_usage,
     watchdogs,
 )
 from banksman.core.session import event as kinds
@@ -34,7 +34,6 @@ from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.state import AgentTurnEnded, LimitWait, Mode, ProcessPhase, Replacement
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Move, Turn, TurnPhase
-from banksman.core.session.usage import Usage
 from banksman.errors import AgentError, BanksmanError, Closed
 
 # Outcome of a stopped turn, by the cause of the stop.
@@ -48,17 +47,29 @@ KIND_OF = {
 }
 
 
-def stop(work: Transition, turn: Turn, cause: Cause, clock: str | None = None) -> None:
+def stop(
+    work: Transition,
+    turn: Turn,
+    cause: Cause,
+    clock: str | None = None,
+    *,
+    caller: str | None = None,
+) -> None:
     """Request the end of a turn.
 
-    It ends by its boundary, or by the ladder when the drain time is over. If no byte of it was
+    `caller`: the caller that wants it, or whose more urgent ask preempts the turn, for the log. The
+    turn ends by its boundary, or by the ladder when the drain time is over. If no byte of it was
     sent, it ends immediately.
     """
+    if cause is not Cause.PREEMPT:
+        turn = replace(turn, stopped_by=turn.stopped_by or caller)
+        caller = turn.stopped_by
     match turn.phase:
         case TurnPhase.STARTING:
             end(work, replace(turn, cause=cause, clock=clock), KIND_OF[cause], By.WITHDRAWN)
         case TurnPhase.RUNNING if turn.boundary is None:
-            work.log(turn.id, kinds.TURN_INTERRUPTED, cause=cause.value, clock=clock)
+            told = {"cause": cause, "clock": clock, **kinds.named(caller)}
+            work.log(turn.id, kinds.TURN_INTERRUPTED, **told)
             work.set_turn(replace(turn.moved(Move.STOP), cause=cause, clock=clock))
             # The interrupt goes first. An agent that gets "cancelled" for a question before it
             # knows of the interrupt takes that for an answer, and continues.
@@ -194,7 +205,7 @@ def end(
     """End a granted turn, and remove it from the state."""
     turn.moved(Move.END)  # Asserts that the phase allows it.
     boundary = boundary or TurnOver()
-    used = None if by is By.WITHDRAWN else usage.final(turn, boundary, work.at)
+    used = None if by is By.WITHDRAWN else turn_usage.final(turn, boundary, work.at)
     for timer in (Timer.DRAIN, Timer.SETTLE, Timer.CLOCKS):
         # An acknowledgement that is still pending holds back the next prompt. So its timer stays:
         # see `timers`.
@@ -228,7 +239,10 @@ def end(
             work.set(clocks=())
         # Many agents name the origin of their own turn only at its end.
         origin = boundary.origin or turn.origin
-        log_ended(work, turn.id, outcome, by, counts=turn, origin=origin)
+        stopped_by = _stopped_by(turn, outcome)
+        turn_log.log_ended(
+            work, turn.id, outcome, by, counts=turn, stopped_by=stopped_by, origin=origin
+        )
         work.after_commit(AgentTurnEnded(turn.id, turn.seq))
     else:
         _end_ours(work, turn, outcome, by, boundary)
@@ -273,10 +287,10 @@ def _end_ours(work: Transition, turn: Turn, outcome: Outcome, by: By, boundary: 
     elif is_preempted:
         _end_asks(work, turn, steered, outcome, by)
         again = replace(turn.requeued(), agent=fallback.owner(state))
-        counted = _counted(turn, outcome.used)
-        told = {"agent": again.agent, **_costs(work)}
+        counted = turn_log.counted(work, turn, outcome.used)
+        told = {"agent": again.agent, **turn_log.costs(work)}
         work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted, **told)
-        _add(work, counted)
+        turn_log.add(work, counted)
         work.set(queue=ask_queue.requeue(work.state.queue, again))
     else:
         _end_asks(work, turn, (turn.ask, *turn.joined, *steered), outcome, by)
@@ -308,7 +322,12 @@ def _end_asks(
     work: Transition, turn: Turn, ended: tuple[Ask, ...], outcome: Outcome, by: By
 ) -> None:
     for ask in ended:
-        _end_ask(work, ask, outcome, by, counts=turn if ask is turn.ask else None)
+        counts, caller = turn if ask is turn.ask else None, _stopped_by(turn, outcome)
+        _end_ask(work, ask, outcome, by, counts=counts, caller=caller)
+
+
+def _stopped_by(turn: Turn, outcome: Outcome) -> str | None:
+    return turn.stopped_by if outcome.kind in (Kind.INTERRUPTED, Kind.WITHDRAWN) else None
 
 
 def _requeue_for_limit(
@@ -321,10 +340,10 @@ def _requeue_for_limit(
         alone = replace(turns.queued(ask), attempt=2, limit_waits=1)
         work.set(queue=ask_queue.requeue(work.state.queue, alone))
     again = replace(turn.requeued(), limit_waits=turn.limit_waits + 1)
-    counted = _counted(turn, outcome.used)
-    told |= _costs(work)
+    counted = turn_log.counted(work, turn, outcome.used)
+    told |= turn_log.costs(work)
     work.log(turn.id, kinds.TURN_REQUEUED, attempt=again.attempt, **counted, **told)
-    _add(work, counted)
+    turn_log.add(work, counted)
     work.set(queue=ask_queue.requeue(work.state.queue, again))
     limit_wait.begin_retry(work, wait)
 
@@ -413,15 +432,26 @@ def end_queued(
     *,
     error: BanksmanError | None = None,
     clock: str | None = None,
+    caller: str | None = None,
 ) -> None:
-    """End an ask that was never granted. The caller has removed it from the queue."""
-    _end_ask(work, ask, Outcome(kind=kind, error=error, clock=clock), By.WITHDRAWN)
+    """End an ask that was never granted. It is no longer in the queue.
+
+    `caller`: the caller that has withdrawn it.
+    """
+    outcome = Outcome(kind=kind, error=error, clock=clock)
+    _end_ask(work, ask, outcome, By.WITHDRAWN, caller=caller)
 
 
 def _end_ask(
-    work: Transition, ask: Ask, outcome: Outcome, by: By, *, counts: Turn | None = None
+    work: Transition,
+    ask: Ask,
+    outcome: Outcome,
+    by: By,
+    *,
+    counts: Turn | None = None,
+    caller: str | None = None,
 ) -> None:
-    log_ended(work, ask.id, outcome, by, counts=counts)
+    turn_log.log_ended(work, ask.id, outcome, by, counts=counts, stopped_by=caller)
     work.after_commit(Resolve(ask.id, outcome))
     forget_deadline(work, ask)
 
@@ -430,64 +460,3 @@ def forget_deadline(work: Transition, ask: Ask) -> None:
     """Cancel the deadline of an ask that is over."""
     if ask.due is not None:
         work.cancel_timer(Timer.DEADLINE, ask.id)
-
-
-def _counted(turn: Turn | None, used: Usage | None) -> dict[str, Any]:
-    """Return the members by which the end of a turn adds to the usage of the session.
-
-    None: the end of another ask of the same turn adds it.
-    """
-    if turn is None or used is None:
-        return {"added": None, "caller": None}
-    return {"added": used.minus(turn.meter.logged), "caller": usage.caller_of(turn)}
-
-
-def _costs(work: Transition) -> dict[str, Any]:
-    """Return the members with the cost of the conversation and of the session."""
-    return {"spent": work.state.spent, "cost_in_all": work.state.cost}
-
-
-def _add(work: Transition, counted: dict[str, Any]) -> None:
-    if counted["added"] is not None:
-        usage.count(work, counted["caller"], counted["added"])
-
-
-def log_ended(
-    work: Transition,
-    id: str,
-    outcome: Outcome,
-    by: By,
-    *,
-    counts: Turn | None = None,
-    **more: object,
-) -> None:
-    """Log the end of a turn or an ask with its outcome.
-
-    `counts`: the turn whose usage this event adds. Several asks may end with one turn, and its
-    usage is added once.
-    """
-    counted = _counted(counts, outcome.used)
-    work.log(
-        id,
-        kinds.TURN_ENDED,
-        outcome=outcome.kind,
-        by=by,
-        stop_reason=outcome.stop_reason,
-        text=outcome.text,
-        structured=outcome.structured,
-        usage=outcome.usage,
-        cost=outcome.cost,
-        **_costs(work),
-        error=None if outcome.error is None else str(outcome.error),
-        clock=outcome.clock,
-        background=outcome.background,
-        **more,
-        used=outcome.used,
-        **counted,
-        failure=outcome.failure,
-        used_tools=outcome.used_tools,
-    )
-    _add(work, counted)
-    told = outcome.error.limited_until if isinstance(outcome.error, AgentError) else None
-    until = account_limits.limited_after(work.state.limited_until, outcome.kind, told)
-    work.set(limited_until=until)

@@ -1,4 +1,4 @@
-"""Usage of turns: tokens, cost, working time. Count it while a turn is open, and log it.
+"""Usage of turns as values: tokens, cost, working time.
 
 The log holds usage as additions. The events `usage.reported`, `turn.ended` and `turn.requeued` have
 a member `added`, and the sum of all of them is the usage of the session. So a reader needs no state
@@ -8,27 +8,28 @@ to count, and a host that dies loses at most what the agent has not reported yet
 several times while the call runs, and the tokens and the cost of the whole turn at its boundary.
 The boundary decides, unless it has less than the calls had: some agents report nothing at the end
 of an interrupted turn.
+
+`additions` reads what events add. Events of a version that counted no usage have no `added`. Their
+`turn.ended` events have the agent's own report and the cost, and are counted from these, without
+working time.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from banksman.core.dialects.meaning import TurnOver, UsageReported
-from banksman.core.dialects.tokens import NO_TOKENS, Tokens
-from banksman.core.session import event as kinds
-
-if TYPE_CHECKING:
-    from banksman.core.session.transition import Transition
-    from banksman.core.session.turn import Turn
+from banksman.core.dialects.tokens import NO_TOKENS, Tokens, tokens_in
+from banksman.core.session.event import TURN_ENDED, TURN_REQUEUED, USAGE_REPORTED, Entry
 
 # Model calls of one turn that may be open at once: the agent and its subagents.
 CALLS_MAX = 16
-# Differences of floats are not exact.
-_USD_TOLERANCE = 1e-6
 
 
 class Usage(Struct, frozen=True):
@@ -139,68 +140,75 @@ class Meter(Struct, frozen=True):
 
 
 class Counted(Struct, frozen=True):
-    """Usage in an event that is not durable yet. If the log loses the event, it is logged again."""
+    """Usage in an event that is not durable yet. If the log loses the event, it is logged again.
+
+    `used_by`: the agent, if it may be another one than the session's first.
+    """
 
     caller: str | None
+    used_by: str | None
     added: Usage
 
 
-def count(work: Transition, caller: str | None, added: Usage) -> None:
-    """Add usage to the sum of the session, after the event that adds it was logged."""
-    work.set(used=work.state.used.plus(added))
-    work.after_commit(Counted(caller, added))
+_kind_of = itemgetter(1)
+USAGE_KINDS = frozenset((USAGE_REPORTED, TURN_ENDED, TURN_REQUEUED))
 
 
-def caller_of(turn: Turn) -> str | None:
-    """Return the caller that the usage of a turn belongs to: the caller of its first ask."""
-    return None if turn.ask is None else turn.ask.caller
+class Addition(NamedTuple):
+    """Usage that one event adds, and the caller and the agent under which it counts.
 
-
-def report(work: Transition, report: UsageReported) -> None:
-    """Count a report of the agent during a turn, and log what it adds.
-
-    Without an open turn nothing is counted: the next boundary includes that work.
+    `agent`: None means the first agent of the session.
     """
-    turn = work.state.speaking
-    if turn is None:
-        return
-    usd, before = None, work.state.spent
-    # After a boundary that is still uncertain, the next boundary includes the cost.
-    if report.spent is not None and before is not None and turn.boundary is None:
-        usd = cost_of(turn, report.spent, before)
-        work.set(spent=report.spent)
-    meter = turn.meter.reported(report, usd)
-    used = meter.used(turn.began_at, work.at)
-    added = used.minus(meter.logged)
-    if added.tokens == NO_TOKENS and not added.usd:
-        work.set_turn(replace(turn, meter=meter))
-        return
-    work.set_turn(replace(turn, meter=replace(meter, logged=used)))
-    caller = caller_of(turn)
-    work.log(
-        turn.id,
-        kinds.USAGE_REPORTED,
-        caller=caller,
-        added=added,
-        used=used,
-        spent=work.state.spent,
-    )
-    count(work, caller, added)
+
+    caller: str | None
+    agent: str | None
+    usage: Usage
 
 
-def cost_of(turn: Turn | None, total: float, before: float) -> float:
-    """Return the cost of a turn since its last boundary, from the total of the conversation.
+class _Counting(msgspec.Struct):
+    """The members of an event that count. The decoder skips all others."""
 
-    `before`: the total that was known until now. Reports during the turn may be part of it. If the
-    total is smaller than at that boundary, the agent counts from 0 again.
+    added: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    caller: str | None = None
+    used_by: str | None = None
+    # Written by earlier versions.
+    by: str | None = None
+    usage: dict[str, Any] | None = None
+    cost: float | None = None
+
+
+_decode = msgspec.json.Decoder(_Counting).decode
+
+
+def additions(entries: Sequence[Entry]) -> list[Addition]:
+    """Return what the entries add. An entry that is not valid adds nothing."""
+    if USAGE_KINDS.isdisjoint(map(_kind_of, entries)):
+        return []
+    found = [addition(kind, data) for _, kind, data in entries if kind in USAGE_KINDS]
+    return [addition for addition in found if addition is not None]
+
+
+def without_repeats(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Return the entries without usage that is logged again after a failure of the log.
+
+    A process that counts what it appends has counted it before. See `durability`.
     """
-    counted = 0.0 if turn is None else turn.meter.usd or 0.0
-    is_restarted = total < before - counted - _USD_TOLERANCE
-    return counted + (total if is_restarted else total - before)
+    if USAGE_REPORTED not in map(_kind_of, entries):
+        return entries
+    return [entry for entry in entries if entry[0] is not None or entry[1] != USAGE_REPORTED]
 
 
-def final(turn: Turn, boundary: TurnOver, at: float) -> Usage | None:
-    """Return the whole usage of a turn that ends; None if its prompt was not sent."""
-    if not turn.is_open:
+def addition(kind: str, data: bytes) -> Addition | None:
+    """Return what an event of one of these kinds adds; None if it adds nothing."""
+    try:
+        counting = _decode(data)
+    except (msgspec.DecodeError, RecursionError):
         return None
-    return replace(turn.meter.bounded(boundary).used(turn.began_at, at), turns=1)
+    if counting.added is None:
+        return None
+    if counting.added is not msgspec.UNSET:
+        return Addition(counting.caller, counting.used_by, counting.added)
+    if kind != TURN_ENDED or counting.by == "withdrawn":
+        return None
+    tokens = tokens_in(counting.usage) or NO_TOKENS
+    return Addition(None, None, Usage(tokens, counting.cost, turns=1))

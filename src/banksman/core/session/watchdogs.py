@@ -31,7 +31,7 @@ class ClockName(enum.StrEnum):
     OVERALL = "overall"
 
 
-class Clock(Struct, frozen=True):
+class Watchdog(Struct, frozen=True):
     """One watchdog: its time limit, and the time that has passed."""
 
     name: ClockName
@@ -63,23 +63,27 @@ class Clock(Struct, frozen=True):
         return self.since + (self.seconds if self.has_warned else self.seconds / 2)
 
 
-Clocks = tuple[Clock, ...]
+Watchdogs = tuple[Watchdog, ...]
+
+_OF_TURN = tuple(name for name in ClockName if name is not ClockName.START)
 
 # `Outcome.clock` of an ask that was not over in time. It is no clock of the turn: each ask has its
 # own, it runs while the ask waits in the queue too, and no question pauses it. See `asks.expire`.
 DEADLINE = "deadline"
 
 
-def wound(limits: Mapping[str, float | None], at: float) -> Clocks:
+def wound(limits: Mapping[str, float | None], at: float) -> Watchdogs:
     """Return the clocks of a turn that starts now. Those for a tool or a question are paused."""
     return tuple(
-        Clock(name, seconds, at, passed=0.0 if name in (ClockName.TOOL, ClockName.HUMAN) else None)
-        for name in ClockName
-        if name is not ClockName.START and (seconds := limits.get(name)) is not None
+        Watchdog(
+            name, seconds, at, passed=0.0 if name in (ClockName.TOOL, ClockName.HUMAN) else None
+        )
+        for name in _OF_TURN
+        if (seconds := limits.get(name)) is not None
     )
 
 
-def wind(clocks: Clocks, at: float, *names: ClockName) -> Clocks:
+def wind(clocks: Watchdogs, at: float, *names: ClockName) -> Watchdogs:
     """Reset the named clocks, because the event that they wait for has happened."""
     if not any(clock.name in names for clock in clocks):
         return clocks
@@ -91,7 +95,7 @@ def wind(clocks: Clocks, at: float, *names: ClockName) -> Clocks:
     )
 
 
-def attend(clocks: Clocks, at: float, *, has_tool: bool, has_question: bool) -> Clocks:
+def attend(clocks: Watchdogs, at: float, *, has_tool: bool, has_question: bool) -> Watchdogs:
     """Run the clocks that may run, and pause the others."""
     return tuple(
         _set_running(clock, at, _may_run(clock.name, has_tool, has_question)) for clock in clocks
@@ -110,7 +114,7 @@ def _may_run(name: ClockName, has_tool: bool, has_question: bool) -> bool:
             return not has_tool and not has_question
 
 
-def _set_running(clock: Clock, at: float, is_running: bool) -> Clock:
+def _set_running(clock: Watchdog, at: float, is_running: bool) -> Watchdog:
     if is_running == clock.is_running:
         return clock
     if is_running:
@@ -123,17 +127,17 @@ def _set_running(clock: Clock, at: float, is_running: bool) -> Clock:
     return replace(clock, passed=at - clock.since)
 
 
-def next_at(clocks: Clocks) -> float | None:
+def next_at(clocks: Watchdogs) -> float | None:
     """When the next clock is due; None if all of them are paused."""
     return min((at for clock in clocks if (at := clock.next_at()) is not None), default=None)
 
 
-def expired(clocks: Clocks, at: float) -> Clock | None:
+def expired(clocks: Watchdogs, at: float) -> Watchdog | None:
     """Return the first clock that has run out."""
     return next((clock for clock in clocks if clock.has_run_out(at)), None)
 
 
-def warn(clocks: Clocks, at: float) -> tuple[Clocks, list[Clock]]:
+def warn(clocks: Watchdogs, at: float) -> tuple[Watchdogs, list[Watchdog]]:
     """Mark the clocks past half their time as warned, and return the newly marked ones."""
     due = [clock for clock in clocks if not clock.has_warned and clock.is_half_through(at)]
     return tuple(

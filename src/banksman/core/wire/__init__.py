@@ -1,1 +1,1 @@
-"""Wire formats shared by all dialects: lines, JSON-RPC, damaged JSON, and redaction of secrets."""
+"""Wire formats shared by all dialects: lines, JSON-RPC, damaged JSON, marks for omitted text."""

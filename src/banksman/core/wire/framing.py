@@ -122,6 +122,13 @@ class Framing:
         return self._open.held_bytes if isinstance(self._open, _Partial) else 0
 
     @property
+    def partial(self) -> bytes | None:
+        """The incomplete line; None if it is oversize, or if the stream has ended."""
+        if isinstance(self._open, _Partial):
+            return b"".join(self._open.pieces)
+        return b"" if self._open is None else None
+
+    @property
     def is_oversize(self) -> bool:
         """Whether an oversize line has begun and not ended."""
         return isinstance(self._open, _Oversize)

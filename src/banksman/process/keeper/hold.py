@@ -1,7 +1,7 @@
 """A tree between two hosts: its fds, the socket where a successor claims it, and the claims.
 
-The old host has left on purpose (`process/hand_over.py`), and the keeper waits for the next one
-(`process/adoption.py`). The keeper promises meanwhile:
+The old host has left on purpose (`process/tree_hand_over.py`) or was killed, and the keeper waits
+for the next one (`process/adoption.py`). The keeper promises meanwhile:
 - The successor gets the fds once, and with them everything that is still unread.
 - Only a process of this user (or root) that presents the secret gets them.
 - No other client delays it, and none extends the hold. Nothing here blocks.
@@ -36,23 +36,26 @@ CLIENTS_MAX = 16
 ANSWERED_MAX = 1024
 
 
-class Hold:
+class HeldTree:
     """The hold of one tree, from the acknowledgement to a claim, a cancellation or its end.
 
-    `listener`: a listening socket, bound to `path`. `tree`: its description and the fds for the
-    successor. The hold owns all of the fds. `until`: when it ends without a claim.
+    `listener`: a listening socket, bound to `path`. None: the socket is for later holds too.
+    `tree`: its description and the fds for the successor. The hold owns all of the fds. `until`:
+    when it ends without a claim.
     """
 
     def __init__(  # noqa: PLR0917
         self,
         poller: select.poll,
         listener: int,
-        path: bytes,
+        path: bytes | None,
         secret: bytes,
         tree: tuple[tuple[Any, ...], list[int]],
         until: float,
     ) -> None:
         self.until = until
+        # The tree survives its successor as well, by the same socket and secret.
+        self.is_lasting = path is None
         self._poller = poller
         self._listener = _socket.socket(fileno=listener)
         self._path = path
@@ -109,7 +112,8 @@ class Hold:
         `why`: the reason for those clients.
         """
         try:
-            syscalls.unlink(self._path)
+            if self._path is not None:
+                syscalls.unlink(self._path)
         except OSError:
             pass  # It is gone already, or the next hand-over of this user removes it.
         # Clients that are still in the queue of the listener get an answer too.

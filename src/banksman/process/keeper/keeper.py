@@ -15,12 +15,10 @@ passes).
 
 If the tree works for something that the host has only leased, the end of the lease is a deadline
 too, from the start (`LeaseTimer`). While no stop is under way, the host can order the keeper to end
-a part of the tree and spare the rest (`NewerSweep`). A stop takes precedence over that.
+a part of the tree and spare the rest (`NewerSweeps`). A stop takes precedence over that.
 
-A host may leave and hand the tree over to another one (`Hold`). The keeper then has both ends of
-the control socket, until a successor takes the host's end. So its messages wait there, and the end
-of the socket still means that no host is left. If no successor comes, the keeper closes that end,
-which is the death of a host like any other.
+A host may leave and hand the tree over to another one, and a tree may survive the death of its host
+(`Succession`). If no successor comes, that is the death of a host like any other.
 
 The keeper never concludes from /proc that the tree is empty. It is a subreaper, so every orphan of
 the tree becomes its child, and ECHILD from `waitpid(-1)` proves that no process is left. That proof
@@ -32,25 +30,26 @@ uses only pidfds, and the numbers of children that it has not reaped yet.
 from __future__ import annotations
 
 import _socket
-import errno
 import os
 import select
 import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
-from banksman.process.keeper.hold import Hold, close_all
+from banksman.process.keeper.leader import Leader
 from banksman.process.keeper.lease_timer import LeaseTimer
-from banksman.process.keeper.newer_sweep import NewerSweep
+from banksman.process.keeper.newer_sweep import NewerSweeps
 from banksman.process.keeper.outbox import KeeperOutbox
 from banksman.process.keeper.proc_tree import is_ignoring, survey
-from banksman.process.keeper.shared_group import signal_shared_group
 from banksman.process.keeper.spawn import milliseconds_until, wake_parent
+from banksman.process.keeper.succession import Succession
 from banksman.process.keeper.sweep import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, Helper, Sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from banksman.process.keeper.cgroup import Cgroup
 
 # Added to every deadline that the host sets, before the keeper acts without it. One second is
 # enough for a host whose event loop is busy.
@@ -63,6 +62,8 @@ RETRY_SECONDS = 0.5
 # Shorter bound for the case that the keeper may not signal any of the remaining processes. Then
 # waiting helps only if those processes are about to exit without a signal.
 DENIED_SECONDS_MAX = 1.0
+# Longer than a busy machine keeps a shell from running.
+LOOK_AGAIN_SECONDS = 0.1
 
 # The phases, in the only order in which they occur. `_phase` never goes back, so an order for an
 # earlier rung that arrives late cannot restart the ladder.
@@ -81,29 +82,20 @@ class Keeper:
         order: dict[str, Any],
         lease: LeaseTimer,
         caller: int = -1,
+        cgroup: Cgroup | None = None,
     ) -> None:
         self._control = control
-        self._host = host
         self._woken = woken
-        # killpg(0) would signal the group of the keeper, and killpg(1) all processes of the user:
-        # the kernel gets 0 and -1. Neither number can be a child, so no tree exists then.
-        assert leader > 1
-        self._leader = leader
-        # Opened by number, which is safe: the leader is a child that this process has not reaped.
-        self._leader_fd = syscalls.pidfd_open(leader)
+        self._cgroup = cgroup
         self._grace: float = order["grace"]
         self._linger: float = order["linger"]
         # The leader is in the process group of the host, because both share a terminal: see
-        # `shared_group.py`.
+        # `leader.py`.
         self._shares_group = order["group"] is not None
         self._has_terminal = order["terminal"] is not None or self._shares_group
         self._phase = RUNNING
-        self._has_exited = False
-        # The leader is dead but a tracer holds its zombie: see `_on_exit`.
-        self._is_held = False
-        # From this moment the leader's pid and group id may belong to other processes: see
-        # `_signal`.
-        self._is_reaped = False
+        # When to look again whether the leader ignores TERM: see `_hang_up_shell`.
+        self._look_again_at: float | None = None
         # ECHILD was seen with the leader reaped: the only proof that the tree is gone.
         self._is_empty = False
         # True once the keeper acts without orders: the host is gone, or was silent past its
@@ -114,11 +106,8 @@ class Keeper:
         self._has_reported = False
         self._ender: tuple[bytes, ...] | None = order["ender"] or None
         self._helper = None if self._ender is None else Helper(self._ender)
+        self._leader = Leader(leader, self._helper, shares_group=self._shares_group)
         self._sweep = Sweep(os.getpid(), self._reap, self._helper)
-        self._newer: NewerSweep | None = None
-        # How many entries of `_sweep.names` the host has received. That dict only grows and keeps
-        # its order, so an index is enough.
-        self._named = 0
         self._sweep_began = 0.0
         self._next_round = 0.0
         # When the keeper acts without an order. None: never, because the host is trusted to be
@@ -126,22 +115,22 @@ class Keeper:
         self._deadline: float | None = None
         self._renew(order["deadline"])
         self._lease = lease
-        # Set while the tree waits for another host.
-        self._hold: Hold | None = None
         self._started_at = time.monotonic()
         self._poller = select.poll()
         # A pidfd of the process that started the host, if its death ends the tree too; else -1. The
         # keeper watches it and not the host, because a host that shares a terminal may be stopped.
         self._caller = caller
-        for fd in (self._leader_fd, control.fileno(), host, woken, caller):
+        for fd in (self._leader.fd, control.fileno(), host, woken, caller):
             if fd >= 0:
                 self._poller.register(fd, select.POLLIN)
         self._outbox = KeeperOutbox(control, self._poller)
+        self._newer = NewerSweeps(self._outbox, leader, self._reap, self._ender)
+        tree = (leader, self._started_at, self._grace, self._linger, self._has_terminal)
+        self._succession = Succession(self._poller, control.fileno(), host, self._outbox, tree)
         self._outbox.say(messages.STARTED, leader, os.getpid(), self._started_at)
 
     def stay(self) -> None:
         """Supervise the tree until it is proven gone, then report and return."""
-        control = self._control.fileno()
         while not self._is_empty:
             ready = dict(syscalls.poll(self._poller, self._timeout_ms()))
             # The bytes only say that a signal arrived, usually SIGCHLD. The pipe must be emptied,
@@ -149,20 +138,16 @@ class Keeper:
             if self._woken in ready:
                 syscalls.read(self._woken, 4096)
                 self._report_stop()
-            if self._leader_fd in ready:
+            if self._leader.fd in ready:
                 self._on_exit()
-            # The socket before the pidfd: messages that the host sent before its death are still in
-            # the socket, and the last message may be KILL. Only the end of the socket, or a dead
-            # host with an empty socket, means that the host is gone.
-            if control in ready:
-                self._on_control()
-            elif self._host in ready:
-                self._on_host_gone()
+            self._hear_host(ready)
             if self._caller in ready:
                 self._on_caller_gone()
             # Reap before the deadlines are checked, so that a leader that has just exited is
             # reported as exited without a stop.
             self._reap()
+            if self._look_again_at is not None and time.monotonic() >= self._look_again_at:
+                self._hang_up_shell()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._go_on_alone()
             # A separate check, because the lease can end while the host still renews its ordinary
@@ -172,52 +157,44 @@ class Keeper:
                 self._go_on_alone(by_lease=True)
             if self._phase is KILLING:
                 self._sweep_round()
-            self._sweep_newer()
-            self._look_for_successor(ready)
+            # Once a stop has begun or the leader has exited, no part of the tree is to be spared.
+            # The stop or REST ends all of it.
+            is_moot = self._phase is not RUNNING or self._leader.has_exited
+            self._newer.look(is_moot=is_moot)
+            self._lease = self._succession.look_for_successor(ready, self._lease)
         # The proof counts only with the leader reaped (see the module docstring), and the leader is
         # reaped only after its exit was reported. If that ever fails, this process must not exit
         # with DUTY_DONE: the zygote then looks for the tree itself.
-        assert self._has_exited
-        assert self._is_reaped
+        assert self._leader.has_exited
+        assert self._leader.is_reaped
+        # Before the report: when the end is known, nothing of the tree is left.
+        if self._cgroup:
+            self._cgroup.remove()
         self._report([])
-        self._stay_for_successor()
-        self._outbox.flush_to_the_end(self._host)
+        self._stay_for_host()
+        self._outbox.flush_to_the_end(self._succession.host)
 
     def _timeout_ms(self) -> float | None:
         dues = [
             self._next_round if self._phase is KILLING else self._deadline,
             self._lease.due(self._phase),
+            self._look_again_at,
         ]
         # No event announces that a tracer has released the zombie, so the keeper polls for it.
         # `_reap` then finds the zombie.
-        if self._is_held:
+        if self._leader.is_held:
             dues.append(time.monotonic() + RETRY_SECONDS)
-        if self._newer is not None:
-            dues.append(self._newer.next_round)
-        if self._hold is not None:
-            dues.append(self._hold.due())
+        dues.extend((self._newer.due(), self._succession.due()))
         return min((milliseconds_until(due) for due in dues if due is not None), default=None)
 
     # -- events -----------------------------------------------------------------------------------
     def _on_exit(self) -> None:
-        # WNOWAIT keeps the zombie. The keeper reports the exit first and reaps second, so that the
-        # pid cannot be in use again when the host learns of the exit.
-        result = syscalls.waitid(os.P_PIDFD, self._leader_fd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        if not self._is_held:
-            self._poller.unregister(self._leader_fd)
-        # The leader is dead, but waitid finds no zombie: a tracer outside the tree (gdb, strace -p)
-        # holds it until it detaches. The pidfd stays readable meanwhile and would make poll() spin.
-        # So the keeper has unregistered it and looks for the zombie every RETRY_SECONDS.
-        self._is_held = result is None
+        result = self._leader.look(self._poller)
         if result is None:
             return
-        # From here on the pid is known to be a zombie or reaped. The keeper needs no pidfd for it,
-        # and `_signal` stops signalling it alone.
-        syscalls.close(self._leader_fd)
-        self._leader_fd = -1
-        self._has_exited = True
-        has_code = result.si_code == os.CLD_EXITED
-        code, number = (result.si_status, None) if has_code else (None, result.si_status)
+        code, number = result
+        if self._cgroup and self._phase is RUNNING and self._cgroup.is_out_of_memory(number):
+            self._outbox.say(messages.OUT_OF_MEMORY)
         self._outbox.say(messages.EXITED, code, number, time.monotonic(), self._phase is RUNNING)
         # The leader has exited without a stop. Its remaining children may run for `linger` seconds;
         # the host orders REST after that. The keeper's deadline covers a host that does not.
@@ -227,6 +204,15 @@ class Keeper:
             # The host is absent and the leader obeyed TERM. Its group got TERM already, but
             # processes outside of the group have not: they get it now.
             self._term_rest()
+
+    def _hear_host(self, ready: dict[int, int]) -> None:
+        # The socket before the pidfd: messages that the host sent before its death are still in the
+        # socket, and the last message may be KILL. Only the end of the socket, or a dead host with
+        # an empty socket, means that the host is gone.
+        if self._control.fileno() in ready:
+            self._on_control()
+        elif self._succession.is_host_gone(ready):
+            self._on_host_gone(self._succession.hold_after_death())
 
     def _on_control(self) -> None:
         """Read one message. If there are more, poll() returns immediately."""
@@ -242,7 +228,7 @@ class Keeper:
         if data:
             self._obey(messages.decode(data), fds)
         else:
-            self._on_host_gone()
+            self._on_host_gone(False)
 
     def _obey(self, message: tuple[Any, ...], fds: list[int]) -> None:
         match message:
@@ -263,39 +249,43 @@ class Keeper:
                 # From any phase, because the host may skip rungs. A second KILL changes nothing.
                 self._kill()
             case (messages.SIGNAL, number, to_group):
-                self._signal(number, to_group)
+                self._leader.signal(number, to_group)
             case (messages.RENEW, seconds):
                 # RENEW is a sign of life, valid only while nothing is being stopped. It must not
                 # lift the deadline of a stop, nor the deadline that the leader's exit has set.
-                if self._phase is RUNNING and not self._has_exited:
+                if self._phase is RUNNING and not self._leader.has_exited:
                     self._renew(seconds)
             case (messages.SWEEP, number, tick, pid, ends):
-                self._begin_newer(number, (tick, pid), ends)
-            case (messages.HAND_OVER, seconds, secret, path, streams):
-                self._begin_hold(seconds, secret, path, streams, fds)
+                self._newer.begin(number, (tick, pid), ends=ends)
+            case (messages.HAND_OVER, *order):
+                self._succession.hold(tuple(order), fds, is_stopping=self._phase is not RUNNING)
+            case (messages.SURVIVE, *order):
+                self._succession.survive(tuple(order), fds, is_stopping=self._phase is not RUNNING)
             case (messages.KEEP,):
-                self._end_hold(b"cancelled")
+                self._succession.end_hold(b"cancelled")
+            case (messages.FORGO,):
+                self._succession.forgo()
+            case (messages.DROP, name):
+                self._succession.drop(name)
             case _:
                 # Both ends are the same program, so this is a bug. The zygote ends the tree.
                 raise AssertionError(message)
 
-    def _on_host_gone(self) -> None:
+    def _on_host_gone(self, is_held: bool) -> None:
         """Continue without the host: it was killed, closed its end, or replaced itself by exec().
 
-        No further order can arrive.
+        `is_held`: the tree waits for another host, and no stop begins. Otherwise no further order
+        can arrive.
         """
-        # A host that ended its orders (`let_go`) before it handed the tree over.
-        self._end_hold(b"over")
-        # Both fds stay readable from now on, so poll() would spin. They are unregistered only once,
-        # because the poller raises for an unknown fd.
-        if self._host != -1:
-            self._poller.unregister(self._host)
-            self._poller.unregister(self._control.fileno())
-            self._host = -1
-            self._outbox.stop_polling()
+        if not is_held:
+            # A host that ended its orders (`let_go`) before it handed the tree over.
+            self._succession.end_hold(b"over")
+        if is_held or self._succession.end():
             # The zygote also has to notice the death of the host. If it was stopped (SIGSTOP), only
             # its children know, and they continue it.
             wake_parent()
+        if self._phase is RUNNING and (is_held or self._is_empty):
+            return
         if self._phase is RUNNING:
             self._go_on_alone()
         elif self._phase is TERMED:
@@ -306,7 +296,7 @@ class Keeper:
             self._deadline = due if self._deadline is None else min(self._deadline, due)
             # Only TERM to the leader's group is certain. The host would have sent REST after the
             # leader's exit, so the keeper does.
-            if self._has_exited:
+            if self._leader.has_exited:
                 self._term_rest()
 
     def _on_caller_gone(self) -> None:
@@ -318,10 +308,8 @@ class Keeper:
 
     def _report_stop(self) -> None:
         """Tell a host that shares the terminal that the leader was stopped, by Ctrl-Z mostly."""
-        if not self._shares_group or self._has_exited or self._phase is not RUNNING:
-            return
-        # Without WEXITED this takes no exit status away from `_on_exit`.
-        if syscalls.waitid(os.P_PID, self._leader, os.WSTOPPED | os.WNOHANG) is not None:
+        is_running = self._phase is RUNNING and not self._leader.has_exited
+        if self._shares_group and is_running and self._leader.was_stopped():
             self._outbox.say(messages.STOPPED)
 
     def _renew(self, seconds: float | None) -> None:
@@ -340,102 +328,18 @@ class Keeper:
             due = min(due, self._deadline)
         self._deadline = due
 
-    # -- between two hosts ------------------------------------------------------------------------
-    def _begin_hold(
-        self,
-        seconds: float,
-        secret: bytes,
-        path: bytes,
-        streams: tuple[tuple[str, bool], ...],
-        fds: list[int],
-    ) -> None:
-        """Hold the tree for another host, and acknowledge it: from then on this host may leave.
-
-        `streams`: the names of the streams, and whether each is open and thus among `fds`.
-        """
-        self._end_hold(b"over")
-        if not fds:
-            return  # Not even the socket for the answer has arrived. The host stays the host.
-        answer = _socket.socket(fileno=fds.pop(0))
-        refusal = "" if self._phase is RUNNING else "stop"
-        # The listener, the host's fds, and the streams.
-        if len(fds) != 1 + len(messages.HOST_FDS) + sum(is_open for _name, is_open in streams):
-            refusal = "fds"
-        word = (messages.REFUSED, refusal) if refusal else (messages.HELD,)
-        try:
-            syscalls.send(answer, messages.encode(*word))
-        except OSError:
-            # The host has given up waiting, or is dead. It stays the host, dead or alive.
-            refusal = "answer"
-        finally:
-            answer.close()
-        if refusal:
-            close_all(fds)
-            return
-        listener, *rest = fds
-        until = time.monotonic() + seconds
-        guards = (os.getpid(), os.getppid())
-        times = (self._started_at, self._grace, self._linger)
-        state = (self._leader, *guards, *times, self._has_terminal, streams)
-        self._hold = Hold(self._poller, listener, path, secret, (state, rest), until)
-        # The fd stays open: `_end_hold` watches this host again.
-        self._poller.unregister(self._host)
-
-    def _look_for_successor(self, ready: dict[int, int]) -> None:
-        """Give the tree to the first successor that claims it, or end the hold in time."""
-        hold = self._hold
-        if hold is None:
-            return
-        for client, fds in hold.claims(ready):
-            # The hold ends with the first claim that succeeds. Later ones find it ended.
-            if self._hold is None or not self._give(hold, client, fds):
-                close_all(fds)
-        if self._hold is not None and time.monotonic() >= hold.until:
-            self._end_hold(b"over")
-
-    def _give(self, hold: Hold, client: _socket.socket, fds: list[int]) -> bool:
-        """Make the client the host of the tree. False if it is not, and the hold continues.
-
-        `fds`: a pidfd of the successor, and perhaps its lease page.
-        """
-        try:
-            lease = self._lease if len(fds) == 1 else LeaseTimer(fds[1], self._lease)
-        except (OSError, ValueError, AssertionError):
-            hold.refuse(client, b"lease")
-            return False
-        if not hold.give(client):
-            return False
-        self._hold = None
-        hold.close(b"taken")
-        syscalls.close(self._host)
-        self._host = fds.pop(0)
-        self._poller.register(self._host, select.POLLIN)
-        self._lease = lease
-        close_all(fds)
-        return True
-
-    def _end_hold(self, why: bytes) -> None:
-        """Return the tree to the host that wanted to hand it over.
-
-        If that host has left, its end of the control socket closes with the hold. The keeper then
-        finds that the host is gone, and ends the tree.
-        """
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold.close(why)
-            self._poller.register(self._host, select.POLLIN)
-
-    def _stay_for_successor(self) -> None:
-        """Keep the output and the reports of a tree that is gone for its next host."""
-        while self._hold is not None:
-            ready = dict(syscalls.poll(self._poller, milliseconds_until(self._hold.due())))
+    def _stay_for_host(self) -> None:
+        """Keep the output and the reports of a tree that is gone for a host that needs them."""
+        while self._succession.is_open:
+            due = self._succession.due()
+            timeout = None if due is None else milliseconds_until(due)
+            ready = dict(syscalls.poll(self._poller, timeout))
             if self._woken in ready:
                 syscalls.read(self._woken, 4096)
-            if self._control.fileno() in ready:
-                self._on_control()
+            self._hear_host(ready)
             if self._caller in ready:
                 self._on_caller_gone()
-            self._look_for_successor(ready)
+            self._lease = self._succession.look_for_successor(ready, self._lease)
 
     # -- rungs of the ladder ----------------------------------------------------------------------
     def _go_on_alone(self, *, by_lease: bool = False) -> None:
@@ -456,7 +360,7 @@ class Keeper:
         self._deadline = (
             min(now + self._grace, self._lease.kill_at) if by_lease else now + self._grace
         )
-        if self._has_exited:
+        if self._leader.has_exited:
             self._outbox.say(messages.ACTED, messages.REST, now, by_lease)
             self._term_rest()
         else:
@@ -469,13 +373,25 @@ class Keeper:
         self._reap()
         if self._phase is RUNNING:
             self._phase = TERMED
-        # An interactive shell ignores TERM and exits on a hangup. Other programs get no HUP: they
-        # may clean up on TERM alone, and HUP would cut that short.
-        if self._has_terminal and not self._has_exited and is_ignoring(self._leader, SIGTERM):
-            self._signal(SIGHUP, to_group=True)
-        self._signal(SIGTERM, to_group=True)
+        self._hang_up_shell()
+        self._leader.signal(SIGTERM, to_group=True)
         # TERM stays pending in a stopped process until CONT arrives.
-        self._signal(SIGCONT, to_group=True)
+        self._leader.signal(SIGCONT, to_group=True)
+
+    def _hang_up_shell(self) -> None:
+        """Send HUP to an interactive shell, which ignores TERM and exits on a hangup.
+
+        Other programs get no HUP: they may clean up on TERM alone, and HUP would cut that short. A
+        shell that begins to read a line does not ignore TERM for a few microseconds (readline), so
+        one look could miss it.
+        """
+        is_first, self._look_again_at = self._look_again_at is None, None
+        if not self._has_terminal or self._phase is not TERMED or self._leader.has_exited:
+            return
+        if is_ignoring(self._leader.pid, SIGTERM):
+            self._leader.signal(SIGHUP, to_group=True)
+        elif is_first:
+            self._look_again_at = time.monotonic() + LOOK_AGAIN_SECONDS
 
     def _term_rest(self) -> None:
         """Send TERM to the processes that outlive the leader, anywhere in the tree."""
@@ -509,63 +425,7 @@ class Keeper:
             self._helper.until = self._sweep_began + SWEEP_SECONDS_MAX
         # Most of a tree is usually in the leader's group. One signal freezes all of those processes
         # at the same moment, before the first scan of /proc.
-        self._signal(SIGSTOP, to_group=True)
-
-    def _signal(self, number: int, to_group: bool) -> None:
-        """Signal the leader, or its group, by number."""
-        # By number is safe as long as the leader is unreaped: a zombie keeps its pid and its group
-        # id. Once it is reaped both may be reused. A zombie alone needs no signal, but its group
-        # may have living members. Only this process reaps the leader, and it has one thread. So the
-        # leader cannot be reaped between this check and the signal.
-        if self._is_reaped or (self._has_exited and not to_group):
-            return
-        if to_group and self._shares_group:
-            signal_shared_group(self._leader, number)
-            return
-        try:
-            (syscalls.killpg if to_group else syscalls.kill)(self._leader, number)
-        except OSError as exc:
-            # ESRCH: the group is gone, which is the goal. EPERM: the keeper may signal no member of
-            # the group. Without a helper, the sweep reports them as survivors.
-            if exc.errno == errno.EPERM and self._helper is not None:
-                self._helper.kill(number, [-self._leader if to_group else self._leader])
-
-    # -- sweep of a part of the tree --------------------------------------------------------------
-    def _begin_newer(self, number: int, since: tuple[int, int], ends: bool) -> None:
-        # One partial sweep at a time. The earlier sweep reports its result so far, so that its
-        # request gets an answer.
-        self._end_newer()
-        self._newer = NewerSweep(
-            number, since, ends=ends, leader=self._leader, reap=self._reap, ender=self._ender
-        )
-
-    def _sweep_newer(self) -> None:
-        if self._newer is None:
-            return
-        # Once a stop has begun or the leader has exited, no part of the tree is to be spared. The
-        # stop or REST ends all of it.
-        is_moot = self._phase is not RUNNING or self._has_exited
-        if is_moot or (time.monotonic() >= self._newer.next_round and self._newer.go_on()):
-            self._end_newer()
-
-    def _end_newer(self) -> None:
-        """Report the result of the partial sweep, also if it was cut short.
-
-        The report names every process that got a signal, even if it has not exited yet.
-        """
-        sweep, self._newer = self._newer, None
-        if sweep is None:
-            return
-        ended = sweep.ended
-        for first in range(0, len(ended), messages.NAMES_PER_MESSAGE):
-            self._outbox.say(
-                messages.SWEEP_REPORT,
-                sweep.number,
-                ended[first : first + messages.NAMES_PER_MESSAGE],
-                [],
-                False,
-            )
-        self._outbox.say(messages.SWEEP_REPORT, sweep.number, [], sweep.survivors, True)
+        self._leader.signal(SIGSTOP, to_group=True)
 
     # -- proof of the end -------------------------------------------------------------------------
     def _reap(self) -> None:
@@ -576,11 +436,11 @@ class Keeper:
         try:
             while True:
                 # The exit of the leader has been reported: its zombie may be reaped like any other.
-                if self._has_exited:
+                if self._leader.has_exited:
                     pid, _status = syscalls.waitpid(-1, options)
                     if pid == 0:
                         return
-                    self._is_reaped = self._is_reaped or pid == self._leader
+                    self._leader.is_reaped = self._leader.is_reaped or pid == self._leader.pid
                     continue
                 # The exit is not reported yet, so the leader must not be reaped here. WNOWAIT shows
                 # which child is dead without reaping it. The other children are reaped by pid. They
@@ -588,7 +448,7 @@ class Keeper:
                 ended = syscalls.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)
                 if ended is None:
                     return
-                if ended.si_pid == self._leader:
+                if ended.si_pid == self._leader.pid:
                     self._on_exit()
                 else:
                     syscalls.waitpid(ended.si_pid, options)
@@ -601,6 +461,10 @@ class Keeper:
         now = time.monotonic()
         if self._is_empty or now < self._next_round:
             return
+        # The whole tree in one step, reported once. The sweep reaches what has left the group.
+        is_first = self._next_round == self._sweep_began
+        if self._cgroup and self._cgroup.kill(self._sweep.note) and is_first:
+            self._outbox.say(messages.ACTED, messages.CGROUP, now, False)
         can_look = True
         try:
             found = self._sweep.kill()
@@ -612,11 +476,11 @@ class Keeper:
             # The group by number, which is safe until the leader is reaped. This ends the leader
             # and its group even if /proc shows nothing. It comes after the scan, because the scan
             # collects the names for the report.
-            self._signal(SIGKILL, to_group=True)
+            self._leader.signal(SIGKILL, to_group=True)
         self._report_names()
         self._reap()
         now = time.monotonic()
-        # After the report nothing waits for the result, so the keeper saves CPU time.
+        # After the report nothing waits for the result.
         self._next_round = now + (RETRY_SECONDS if self._has_reported else ROUND_SECONDS)
         patience = SWEEP_SECONDS_MAX if found or not self._sweep.denied else DENIED_SECONDS_MAX
         # The report names the survivors and the reasons, but the keeper stays: it exits only on
@@ -626,12 +490,8 @@ class Keeper:
 
     # -- messages to the host ---------------------------------------------------------------------
     def _report_names(self) -> None:
-        names = [
-            (pid, name) for (pid, _start), name in self._sweep.names.items() if pid != self._leader
-        ]
-        for first in range(self._named, len(names), messages.NAMES_PER_MESSAGE):
-            self._outbox.say(messages.SWEPT, names[first : first + messages.NAMES_PER_MESSAGE])
-        self._named = len(names)
+        while names := self._sweep.take_names(messages.NAMES_PER_MESSAGE, but=self._leader.pid):
+            self._outbox.say(messages.SWEPT, names)
 
     def _report(self, survivors: list[tuple[int, str, str]]) -> None:
         # A second GONE would arrive after the host has closed its end, or contradict the first.

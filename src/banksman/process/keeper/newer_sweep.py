@@ -35,6 +35,7 @@ import os
 import time
 
 from banksman.process import syscalls
+from banksman.process.keeper import messages
 from banksman.process.keeper.proc_tree import UNSEEN, census, explain, is_alive, read_stat
 from banksman.process.keeper.sweep import Helper, Sweep
 
@@ -42,6 +43,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
+    from banksman.process.keeper.outbox import KeeperOutbox
     from banksman.process.keeper.proc_tree import Member, Row
 
 # Time between TERM and KILL. It is short, because the next prompt waits for the sweep, and most
@@ -203,3 +205,61 @@ def _is_there(member: Member) -> bool:
     """Whether this process, and not a later one with its pid, is alive."""
     stat = read_stat(member[0])
     return stat is not None and stat[2] == member[1] and stat[1] not in "ZX"
+
+
+class NewerSweeps:
+    """The partial sweep that is under way, if any, and its reports to the host."""
+
+    __slots__ = ("_ender", "_leader", "_outbox", "_reap", "_sweep")
+
+    def __init__(
+        self,
+        outbox: KeeperOutbox,
+        leader: int,
+        reap: Callable[[], None],
+        ender: tuple[bytes, ...] | None,
+    ) -> None:
+        self._outbox = outbox
+        self._leader = leader
+        self._reap = reap
+        self._ender = ender
+        self._sweep: NewerSweep | None = None
+
+    def due(self) -> float | None:
+        """Return when `look` has something to do at the latest."""
+        return None if self._sweep is None else self._sweep.next_round
+
+    def begin(self, number: int, since: tuple[int, int], *, ends: bool) -> None:
+        """Begin a sweep as the host has ordered it."""
+        # One partial sweep at a time. The earlier sweep reports its result so far, so that its
+        # request gets an answer.
+        self._end()
+        self._sweep = NewerSweep(
+            number, since, ends=ends, leader=self._leader, reap=self._reap, ender=self._ender
+        )
+
+    def look(self, *, is_moot: bool) -> None:
+        """Continue the sweep if it is time. `is_moot`: no part of the tree is to be spared."""
+        if self._sweep is None:
+            return
+        if is_moot or (time.monotonic() >= self._sweep.next_round and self._sweep.go_on()):
+            self._end()
+
+    def _end(self) -> None:
+        """Report the result of the sweep, also if it was cut short.
+
+        The report names every process that got a signal, even if it has not exited yet.
+        """
+        sweep, self._sweep = self._sweep, None
+        if sweep is None:
+            return
+        ended = sweep.ended
+        for first in range(0, len(ended), messages.NAMES_PER_MESSAGE):
+            self._outbox.say(
+                messages.SWEEP_REPORT,
+                sweep.number,
+                ended[first : first + messages.NAMES_PER_MESSAGE],
+                [],
+                False,
+            )
+        self._outbox.say(messages.SWEEP_REPORT, sweep.number, [], sweep.survivors, True)

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 # How long the last report may wait for a host that has closed its sending side. That host may still
 # read.
 FLUSH_MS_MAX = 1000
+# Reports of what happened to the tree. A host that takes it over from a dead one needs them all.
+REPEATED = (
+    *(messages.OUT_OF_MEMORY, messages.EXITED, messages.ACTED, messages.SWEPT),
+    messages.GONE,
+)
 
 
 class KeeperOutbox:
@@ -32,12 +37,21 @@ class KeeperOutbox:
         self._control = control
         self._poller: select.poll | None = poller
         self._queue: list[bytes] = []
+        self._told: list[bytes] = []
         # Whether the poller also waits for POLLOUT.
         self._is_behind = False
 
     def say(self, *message: Any) -> None:
         """Queue a message and send as much of the queue as the socket takes."""
-        self._queue.append(messages.encode(*message))
+        data = messages.encode(*message)
+        self._queue.append(data)
+        if message[0] in REPEATED:
+            self._told.append(data)
+        self.flush()
+
+    def repeat(self) -> None:
+        """Queue the reports again, in place of the queue, for a host that knows none of them."""
+        self._queue = self._told[:]
         self.flush()
 
     def flush(self) -> None:

@@ -17,6 +17,7 @@ import time
 
 from banksman.process import syscalls
 from banksman.process.keeper import messages
+from banksman.process.keeper.cgroup import Cgroup, prune
 from banksman.process.keeper.keeper import RUNNING, Keeper
 from banksman.process.keeper.lease_timer import LeaseTimer
 from banksman.process.keeper.spawn import (
@@ -39,7 +40,7 @@ def be_spare(orders: _socket.socket, host: int) -> None:
     `orders`: the socket by which the zygote sends the command. `host`: a pidfd.
     """
     woken = get_ready(orders.fileno(), host)
-    syscalls.prctl(syscalls.PR_SET_NAME, b"banksman-spare")
+    syscalls.prctl(syscalls.PR_SET_NAME, messages.SPARE)
     # Ordinary signals do not end a spare: it has the handlers of the zygote (`stay_deaf`). Its wait
     # ends with an order, or with the end of the socket when the zygote dies.
     poller = select.poll()
@@ -127,19 +128,27 @@ def supervise(  # noqa: PLR0917
         # this check waits in the socket, and the keeper obeys it.
         syscalls.send(control, messages.encode(messages.FAILED, "stopped", 0))
         return
+    cgroup: Cgroup | None = None
     try:
+        # Before the check of the lease, because it may take long.
+        _prune(order)
         lease = LeaseTimer(page)
         if lease.is_due(RUNNING, time.monotonic()):
             # The order waited too long, for this keeper or for a host that was stopped. Another
             # host may own the session by now, so the command must not start. This check comes last
             # before the start; a lease that ends later is a deadline of the keeper.
             raise SpawnFailed("lease", 0)
-        leader = spawn(order, cwd, fds)
+        cgroup = _make_cgroup(order)
+        leader = spawn(order, cwd, fds, cgroup)
     except SpawnFailed as exc:
+        if cgroup is not None:
+            cgroup.remove()
         syscalls.send(control, messages.encode(messages.FAILED, exc.step, exc.errno))
         return
     except OSError as exc:
-        # No memory for the mapping or for the pipes of the start.
+        # No memory or no fd for the mapping or for the pipes of the start.
+        if cgroup is not None:
+            cgroup.remove()
         syscalls.send(control, messages.encode(messages.FAILED, "memory", exc.errno or 0))
         return
     # The keeper must not hold the command's folder, which may be on a mount that has to be
@@ -149,8 +158,28 @@ def supervise(  # noqa: PLR0917
     # From the spawn to the loop of the keeper nothing watches the tree. An exception in between
     # ends this process, and the zygote ends the tree.
     os.chdir("/")
-    close_all_but(0, 1, 2, control.fileno(), host, *woken, caller)
-    Keeper(control, host, woken[0], leader, order, lease, caller).stay()
+    kept = () if cgroup is None else (cgroup.fd,)
+    close_all_but(0, 1, 2, control.fileno(), host, *woken, caller, *kept)
+    Keeper(control, host, woken[0], leader, order, lease, caller, cgroup).stay()
+
+
+def _prune(order: dict[str, Any]) -> None:
+    """Remove the groups of dead keepers, if it is the turn of this keeper."""
+    if order["cgroup"] is not None:
+        base, _settings, is_turn = order["cgroup"]
+        if is_turn:
+            prune(base)
+
+
+def _make_cgroup(order: dict[str, Any]) -> Cgroup | None:
+    """Make the control group of the command; None if it has none."""
+    if order["cgroup"] is None:
+        return None
+    base, settings, _is_turn = order["cgroup"]
+    try:
+        return Cgroup(base, settings)
+    except OSError as exc:
+        raise SpawnFailed("cgroup", exc.errno or 0) from exc
 
 
 def rehearse(host: int) -> None:
@@ -173,7 +202,7 @@ def rehearse(host: int) -> None:
             "nofile": 1024,
         },
         **{"targets": [1, 2], "grace": 5.0, "linger": 0.3, "deadline": None, "has_lease": False},
-        **{"terminal": None, "user": None, "ender": None, "is_agents": False},
+        **{"terminal": None, "user": None, "ender": None, "is_agents": False, "cgroup": None},
         **messages.OWN_SESSION,
     }
     # Encoding and decoding once warms up `marshal` too.

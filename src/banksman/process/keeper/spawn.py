@@ -10,6 +10,7 @@ exec():
   RLIMIT_CPU or a low RLIMIT_NOFILE would end the keeper before its tree.
 - A command with a controlling terminal. Only the leader of a session can acquire one.
 - A command of another user. The keeper must not become that user.
+- A command in a control group. It enters the group itself, so that all of its tree is in it.
 - A command that starts with ignored signals. posix_spawn can only reset them.
 """
 
@@ -25,6 +26,8 @@ from banksman.process.syscalls import signals
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from banksman.process.keeper.cgroup import Cgroup
 
     Order = dict[str, Any]
 
@@ -48,11 +51,12 @@ class SpawnFailed(Exception):
         self.errno = number
 
 
-def spawn(order: Order, cwd: int, fds: list[int]) -> int:
+def spawn(order: Order, cwd: int, fds: list[int], cgroup: Cgroup | None = None) -> int:
     """Start the command of `order` and return its pid.
 
     The command leads a new session, or joins the process group `order["group"]`. `cwd`: an fd of
-    the working directory. `fds`: they become `order["targets"]` in the child.
+    the working directory. `fds`: they become `order["targets"]` in the child. `cgroup`: the child
+    enters it before exec().
     """
     targets: list[int] = order["targets"]
     assert len(fds) == len(targets)
@@ -64,8 +68,9 @@ def spawn(order: Order, cwd: int, fds: list[int]) -> int:
         syscalls.fchdir(cwd)
     except OSError as exc:
         raise SpawnFailed("cwd", exc.errno or 0) from exc
-    if order["limits"] or order["terminal"] is not None or order["user"] or order["ignored"]:
-        return _fork_exec(order, fds, targets)
+    is_plain = order["terminal"] is None and not order["user"] and not order["ignored"]
+    if not is_plain or order["limits"] or cgroup is not None:
+        return _fork_exec(order, fds, targets, cgroup)
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(fds, targets, strict=True)]
     path, argv, env = order["path"], order["argv"], order["env"]
     # The zygote and the keepers run with the highest limit of open files that they may have, and
@@ -126,7 +131,7 @@ def _clear_of(fds: list[int], targets: set[int]) -> list[int]:
     return clear
 
 
-def _fork_exec(order: Order, fds: list[int], targets: list[int]) -> int:
+def _fork_exec(order: Order, fds: list[int], targets: list[int], cgroup: Cgroup | None) -> int:
     """Fork, prepare the child, exec.
 
     The child reports a failure through a pipe that exec() closes.
@@ -142,7 +147,7 @@ def _fork_exec(order: Order, fds: list[int], targets: list[int]) -> int:
         syscalls.close(tell)
         raise SpawnFailed("fork", exc.errno or 0) from exc
     if pid == 0:
-        _become(order, fds, targets, tell)
+        _become(order, fds, targets, tell, cgroup)
     # The child has the only write end now. The read below ends when exec() closes it or the child
     # dies.
     syscalls.close(tell)
@@ -159,7 +164,9 @@ def _fork_exec(order: Order, fds: list[int], targets: list[int]) -> int:
     return pid
 
 
-def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None:
+def _become(
+    order: Order, fds: list[int], targets: list[int], tell: int, cgroup: Cgroup | None
+) -> None:
     """Prepare this child process and exec the command. Never returns."""
     step = "fork"
     try:
@@ -176,6 +183,12 @@ def _become(order: Order, fds: list[int], targets: list[int], tell: int) -> None
             syscalls.setsid()
         else:
             syscalls.setpgid(0, order["group"])
+        if cgroup is not None:
+            # Before the targets are placed, because one may have the number of the group's fd. Also
+            # before the user changes: the group belongs to the user of the keeper.
+            step = "cgroup"
+            cgroup.enter()
+            step = "fork"
         for fd, target in zip(fds, targets, strict=True):
             os.dup2(fd, target, inheritable=True)
         if order["terminal"] is not None:

@@ -170,6 +170,7 @@ class Sweep:
         self._near = True
         self._ask_all_at = 0.0
         self.names: dict[Member, str] = {}
+        self._taken = 0
         self.denied: dict[Member, str] = {}
 
     def term(self) -> None:
@@ -339,6 +340,21 @@ class Sweep:
             except OSError:
                 self.denied[pid, 0] = ""
         return bool(children)
+
+    def take_names(self, number: int, *, but: int) -> list[tuple[int, str]]:
+        """Return up to `number` names that were not returned before, without that of `but`."""
+        # The dict only grows and keeps its order, so an index is enough.
+        rows = [(pid, name) for (pid, _start), name in self.names.items() if pid != but]
+        taken = rows[self._taken : self._taken + number]
+        self._taken += len(taken)
+        return taken
+
+    def note(self, pids: Iterable[int]) -> None:
+        """Note the command lines of processes that something else is about to kill."""
+        for pid in pids:
+            stat = read_stat(pid)
+            if stat is not None:
+                self._name((pid, stat[2]))
 
     def _name(self, member: Member) -> None:
         """Note the command line of a member for the report."""

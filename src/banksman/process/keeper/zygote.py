@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 # the bound of the keeper's sweep, the runs of a helper that signals another user's processes, and
 # some slack.
 DUTY_SECONDS_MAX = 10.0
+# Python warms a function up during its first calls, and writes to it each time. Four rehearsals
+# save each keeper 40 kB, and the start of a zygote takes some milliseconds longer.
+REHEARSALS = 4
 # A killed keeper that cannot be reaped after this time is held by a tracer. The kernel reports its
 # death only to the tracer then. Its orphans are children of the zygote all the same.
 HELD_SECONDS = 0.5
@@ -94,9 +97,10 @@ def main(request_fd: int, host_pid: int, plan_text: str) -> None:
     if os.getppid() != host_pid:
         os._exit(0)
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    syscalls.prctl(syscalls.PR_SET_NAME, b"banksman-zygote")
+    syscalls.prctl(syscalls.PR_SET_NAME, messages.ZYGOTE)
     try:
-        rehearse(host)
+        for _ in range(REHEARSALS):
+            rehearse(host)
     except (OSError, SpawnFailed):
         pass  # No /bin/true, or no memory. The rehearsal only makes the keepers smaller.
     # A garbage collection in a keeper would write to every page that it shares with the zygote.
@@ -186,7 +190,7 @@ class Zygote:
         for pid in self._keepers:
             # A tree that was handed over has another host, or waits for one.
             if pid not in self._successors:
-                self.bound(pid, 0.0)
+                self.bound(pid, self._successors.hold_seconds(pid))
 
     def _take_no_more(self) -> None:
         """Accept no further requests."""
@@ -255,9 +259,11 @@ class Zygote:
                     self.kill_keeper(pid)
             case (messages.HAND_OVER, pid, seconds) if pid in self._keepers and len(fds) == 1:
                 self._successors.expect(pid, fds.pop(), seconds)
+            case (messages.SURVIVE, pid, seconds) if pid in self._keepers and len(fds) == 1:
+                self._successors.survive(pid, fds.pop(), seconds)
             case (messages.KEEP, pid):
                 self._successors.keep(pid)
-            case (messages.HAND_OVER, *_):
+            case (messages.HAND_OVER | messages.SURVIVE, *_):
                 pass  # The keeper has ended. The successor sees the end of the channel.
             case other:
                 raise AssertionError(other)
@@ -367,7 +373,7 @@ class Zygote:
     def unbound(self, pid: int) -> None:
         """Lift the bound of a keeper: it has a host."""
         if self._is_host_gone and pid not in self._successors:
-            self.bound(pid, 0.0)
+            self.bound(pid, self._successors.hold_seconds(pid))
         elif not self._is_killed(pid):
             self._dues.pop(pid, None)
 

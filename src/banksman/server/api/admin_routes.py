@@ -3,44 +3,48 @@
 from __future__ import annotations
 
 import os
+import time
 
 from starlette.responses import Response
 
 from banksman import __version__
-from banksman.runtime.host_stats import has_working_store
+from banksman.errors import UsageError
+from banksman.process.tree_hand_over import HOLD_SECONDS_MAX
+from banksman.server.access.roles import Action
 from banksman.server.api.messages import admin_messages as messages
 from banksman.server.api.route import HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
-from banksman.server.http.auth import CODE_SECONDS_MAX, bearer
-from banksman.server.ops import stack_dump
+from banksman.server.http.auth import CODE_SECONDS_MAX, PAGE_TOKEN_SECONDS_MAX, bearer
+from banksman.server.ops import readiness, server_hand_over, stack_dump
+from banksman.server.ops.readiness import Unready
 from banksman.server.problems import Problem
 from banksman.sessions import known_agents
 
 
-async def health(call: RouteCall) -> HttpAnswer:
-    """Readiness: 200 if the server takes new work and its store works, else 503 with the reason.
+async def ready(call: RouteCall) -> HttpAnswer:
+    """Readiness: 200 if the server should get new work, else 503 with the reason.
 
     The response holds nothing else, because the route needs no token.
     """
-    context: Context = call.context
-    if context.is_closing or (context.member is not None and context.member.is_draining):
-        raise Problem(
-            503,
-            "Draining",
-            "the server is shutting down and accepts no new work",
-            hint="send new work to another server",
-        )
-    is_cut_off = context.proxy is not None and not context.proxy.cluster.hosts.is_held
-    if is_cut_off or not has_working_store(context.host):
-        hint = "see the server's log; /livez shows whether the server itself answers"
-        raise Problem(503, "StoreBroken", "cannot read or write the store", hint=hint)
+    if (reason := readiness.find(call.context)) is not None:
+        raise reason.problem()
+    return HttpAnswer(messages.Health("ok"))
+
+
+async def health(call: RouteCall) -> HttpAnswer:
+    """Readiness in the terms of earlier versions: two reasons, and no look at the disk."""
+    reason = readiness.find(call.context)
+    if reason in (Unready.DRAINING, Unready.HANDING_OVER):
+        raise Unready.DRAINING.problem()
+    if reason in (Unready.CLUSTER_UNREACHABLE, Unready.STORE_BROKEN):
+        raise Unready.STORE_BROKEN.problem()
     return HttpAnswer(messages.Health("ok"))
 
 
 async def live(_: RouteCall) -> HttpAnswer:
     """Liveness: the event loop runs.
 
-    A restart would not fix the conditions for which `health` fails.
+    A restart would not fix the conditions for which `ready` fails.
     """
     return HttpAnswer(messages.Health("ok"))
 
@@ -53,7 +57,10 @@ async def show_metrics(call: RouteCall) -> HttpAnswer:
 
     context: Context = call.context
     return HttpAnswer(
-        metrics.render(context.host, context.streams.counts), media_type=metrics.CONTENT_TYPE
+        metrics.render(
+            context.host, context.streams.counts, context.webhooks, context.rate_limited
+        ),
+        media_type=metrics.CONTENT_TYPE,
     )
 
 
@@ -85,10 +92,48 @@ async def agents(_: RouteCall) -> HttpAnswer:
 
 
 async def drain(call: RouteCall) -> HttpAnswer:
-    """Refuse new work, let running turns finish, then exit. Reads work until then."""
+    """Refuse new work, let running turns finish or hand them over, then exit.
+
+    Reads work until then. A hand-over ends the event streams first.
+    """
+    context: Context = call.context
     body: messages.Drain = call.body
-    call.context.drain(body.timeout)
+    context.drain(body.timeout, hold_of(context, body))
     return HttpAnswer(messages.Draining(True), 202)
+
+
+async def upgrade(call: RouteCall) -> HttpAnswer:
+    """Continue as another version: hand over what runs, and become that version.
+
+    If it cannot take over, nothing happens, and the answer has the reason.
+    """
+    context: Context = call.context
+    body: messages.Upgrade = call.body
+    if context.upgrade is None:
+        hint = "upgrade that program"
+        raise UsageError("cannot upgrade: this server is part of another program", hint=hint)
+    seconds = _hold(context, body.hold_seconds)
+    command = ["banksman"] if body.command is None else context.policy.command(body.command)
+    version = await context.upgrade.check(command)
+    if not context.drain(hold_seconds=seconds):
+        raise Problem(409, "Draining", "cannot upgrade: the server is shutting down already")
+    context.upgrade.accept(command)
+    return HttpAnswer(messages.Upgrading(version), 202)
+
+
+def hold_of(context: Context, body: messages.Drain) -> float | None:
+    """Return the hold of a requested hand-over; None if none is requested."""
+    return _hold(context, body.hold_seconds) if body.hand_over else None
+
+
+def _hold(context: Context, wanted: float | None) -> float:
+    # Raises `UsageError` before the server begins to shut down.
+    server_hand_over.scope_of(context.settings)
+    seconds = context.settings.hold_seconds if wanted is None else wanted
+    if not 0 < seconds <= HOLD_SECONDS_MAX:
+        hint = f"pass more than 0 and at most {HOLD_SECONDS_MAX:.0f} seconds"
+        raise UsageError(f"hold_seconds cannot be {seconds!r}", hint=hint)
+    return seconds
 
 
 async def make_code(call: RouteCall) -> HttpAnswer:
@@ -117,6 +162,10 @@ async def login(call: RouteCall) -> HttpAnswer:
         raise Problem(
             401, "NotLetIn", "cannot log in: this link was used already or has expired", hint=hint
         )
+    if body.token is not None and (caller := authentication.caller_of(body.token)) is not None:
+        # The page uses the named token itself, which can be revoked.
+        expires = int(caller.expires or time.time() + PAGE_TOKEN_SECONDS_MAX)
+        return HttpAnswer(messages.LoggedIn(body.token, expires))
     if body.token is not None and not authentication.knows(body.token):
         raise Problem(
             401,
@@ -143,26 +192,35 @@ async def logout(call: RouteCall) -> Response:
 ROUTES = (
     Route(
         method="GET",
+        path="/readyz",
+        action=Action.OPEN_TO_ALL,
+        handle=ready,
+        summary="Readiness: 200 if the server should get new work, else 503 with the reason.",
+        answer=messages.Health,
+    ),
+    Route(
+        method="GET",
         path="/healthz",
+        action=Action.OPEN_TO_ALL,
         handle=health,
         summary=(
             "Readiness: 200 if the server takes new work and its store works, "
             "else 503 with the reason."
         ),
         answer=messages.Health,
-        is_open=True,
     ),
     Route(
         method="GET",
         path="/livez",
+        action=Action.OPEN_TO_ALL,
         handle=live,
         summary="Liveness: 200 as long as the server answers at all.",
         answer=messages.Health,
-        is_open=True,
     ),
     Route(
         method="GET",
         path="/metrics",
+        action=Action.METRICS,
         handle=show_metrics,
         summary="Metrics for Prometheus.",
         answer=str,
@@ -171,6 +229,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v1/server",
+        action=Action.OPERATE,
         handle=server,
         summary="Server limits and settings.",
         answer=messages.Server,
@@ -178,6 +237,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v1/stacks",
+        action=Action.OPERATE,
         handle=show_stacks,
         summary="Stacks of all tasks and threads of the server.",
         answer=messages.Stacks,
@@ -185,6 +245,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v1/agents",
+        action=Action.LIST,
         handle=agents,
         summary="List the agents, and whether they are installed.",
         answer=messages.Agents,
@@ -192,15 +253,29 @@ ROUTES = (
     Route(
         method="POST",
         path="/v1/drain",
+        action=Action.OPERATE,
         handle=drain,
-        summary="Shut the server down when running turns have ended.",
+        summary="Shut the server down when running turns have ended, or hand them over.",
         body=messages.Drain,
         answer=messages.Draining,
         status=202,
+        problems=(422,),
+    ),
+    Route(
+        method="POST",
+        path="/v1/upgrade",
+        action=Action.OPERATE,
+        handle=upgrade,
+        summary="Continue as another version of Banksman, if that can take over.",
+        body=messages.Upgrade,
+        answer=messages.Upgrading,
+        status=202,
+        problems=(409, 422),
     ),
     Route(
         method="POST",
         path="/v1/login/code",
+        action=Action.GRANT,
         handle=make_code,
         summary="Make a one-time code that logs a browser in.",
         answer=messages.LoginCode,
@@ -209,13 +284,18 @@ ROUTES = (
     Route(
         method="POST",
         path="/v1/login",
+        action=Action.OPEN_TO_ALL,
         handle=login,
         summary="Exchange a one-time code, or the token, for a page token.",
         body=messages.Login,
         answer=messages.LoggedIn,
-        is_open=True,
     ),
     Route(
-        method="POST", path="/v1/logout", handle=logout, summary="Revoke a page token.", status=204
+        method="POST",
+        path="/v1/logout",
+        action=Action.LIST,
+        handle=logout,
+        summary="Revoke a page token.",
+        status=204,
     ),
 )

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from banksman import Command, Piece
+from banksman.server.access.roles import Action
 from banksman.server.api.messages import command_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
 from banksman.server.api.route import HttpAnswer, Route, RouteCall
@@ -41,8 +42,9 @@ async def start(call: RouteCall) -> HttpAnswer:
             cwd=policy.folder(body.cwd),
             env=policy.env(body.env),
             inherit_env=body.inherit_env,
-            # The server's variables may hold its token, or the address of its store.
-            scrub=("banksman",),
+            # The server's variables may hold its token, the address of its store, and the keys of
+            # its agents. They are not the caller's.
+            scrub=("banksman", "secrets"),
             timeout=body.timeout,
             idle_timeout=body.idle_timeout,
             grace=body.grace,
@@ -50,6 +52,7 @@ async def start(call: RouteCall) -> HttpAnswer:
             user=policy.user(body.user),
             output_bytes_max=body.output_bytes_max,
             pty=body.pty if isinstance(body.pty, bool) else (body.pty[0], body.pty[1]),
+            caller=call.caller.name,
         )
         return HttpAnswer(shown(command), 201, {"Location": f"/v1/commands/{command.id}"})
 
@@ -223,7 +226,8 @@ def shown(command: Command) -> messages.Command:
             ladder=[messages.Step(step.rung, step.at) for step in done.ladder],
         )
     return messages.Command(
-        command.id, list(command.argv), str(command.state), command.pid, finished
+        *(command.id, list(command.argv), str(command.state), command.pid, finished),
+        caller=command.caller,
     )
 
 
@@ -290,6 +294,7 @@ ROUTES = (
     Route(
         method="POST",
         path="/v1/commands",
+        action=Action.OPERATE,
         handle=start,
         summary="Start a command in the background.",
         body=messages.StartCommand,
@@ -301,6 +306,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v1/commands",
+        action=Action.OPERATE,
         handle=list_commands,
         summary="List the commands that run, and those that have ended and are still kept.",
         answer=messages.Commands,
@@ -308,6 +314,7 @@ ROUTES = (
     Route(
         method="POST",
         path="/v1/commands/ended",
+        action=Action.OPERATE,
         handle=take_ended,
         summary="Return the commands that have ended and were not reported before, each once.",
         body=messages.TakeEnded,
@@ -319,6 +326,7 @@ ROUTES = (
     Route(
         method="GET",
         path=ID,
+        action=Action.OPERATE,
         handle=look,
         summary="Show a command; with `wait`, wait for its end.",
         query=WaitFor,
@@ -329,6 +337,7 @@ ROUTES = (
     Route(
         method="GET",
         path=f"{ID}/output",
+        action=Action.OPERATE,
         handle=read,
         summary="Read the output of a command from an offset.",
         query=messages.ReadOutput,
@@ -339,6 +348,7 @@ ROUTES = (
     Route(
         method="GET",
         path=f"{ID}/watch",
+        action=Action.OPERATE,
         handle=watch,
         summary="Wait until the output of a command matches a pattern.",
         query=messages.WatchOutput,
@@ -349,6 +359,7 @@ ROUTES = (
     Route(
         method="POST",
         path=f"{ID}/stdin",
+        action=Action.OPERATE,
         handle=write,
         summary="Write to the stdin of a command, or close it.",
         body=messages.WriteStdin,
@@ -358,6 +369,7 @@ ROUTES = (
     Route(
         method="POST",
         path=f"{ID}/signal",
+        action=Action.OPERATE,
         handle=send_signal,
         summary="Send a signal to a command.",
         body=messages.SendSignal,
@@ -367,6 +379,7 @@ ROUTES = (
     Route(
         method="POST",
         path=f"{ID}/resize",
+        action=Action.OPERATE,
         handle=resize,
         summary="Resize the terminal of a command.",
         body=messages.Resize,
@@ -376,6 +389,7 @@ ROUTES = (
     Route(
         method="POST",
         path=f"{ID}/stop",
+        action=Action.OPERATE,
         handle=stop,
         summary="Stop a command and all its processes; the response comes when all have ended.",
         body=messages.StopCommand,

@@ -1,4 +1,4 @@
-"""Events over HTTP: pages and streams of one session, and a stream of many sessions.
+"""Events over HTTP: of one session, of many sessions, and the ends of commands.
 
 The pages are made here. A stream is only opened here: `streams/` reads, encodes and sends it.
 """
@@ -6,23 +6,29 @@ The pages are made here. A stream is only opened here: `streams/` reads, encodes
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from banksman import Event
+from banksman import Command, Event
 from banksman.errors import NotFound
+from banksman.server.access import authorization
+from banksman.server.access.roles import Action
+from banksman.server.api import command_routes
 from banksman.server.api.messages import event_messages as messages
 from banksman.server.api.messages.event_messages import EVENTS_MAX
 from banksman.server.api.route import Asgi, HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
+from banksman.server.http.auth import bearer
 from banksman.server.problems import Problem
 from banksman.server.streams.event_format import StreamForm, encode
 from banksman.server.streams.follower import Follower
-from banksman.server.streams.sources import ManySessions, OneSession
+from banksman.server.streams.sources import CommandEnds, ManySessions, OneSession, Viewer
 from banksman.sessions.session import Session
-from banksman.store.log import READ_EVENTS_MAX
+from banksman.store.log_values import READ_EVENTS_MAX
 
 # Pages of a session's log: the events after a cursor or right before one, with or without frames.
 #
@@ -33,6 +39,11 @@ from banksman.store.log import READ_EVENTS_MAX
 # Size limit of a page, whatever `limit` says. The next page begins at the event that exceeds it.
 PAGE_BYTES_MAX = 4 << 20
 SLICE_EVENTS_MAX = 250
+STREAMS = (StreamForm.SSE.value, StreamForm.NDJSON.value)
+# Names that fit in a URL.
+SESSIONS_MAX = 500
+# No store uses this word as a position.
+NOW = "now"
 
 
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,13 +134,6 @@ async def page_before(session: Session, cursor: str, wanted: PageRequest) -> dic
     }
 
 
-STREAMS = (StreamForm.SSE.value, StreamForm.NDJSON.value)
-# Names that fit in a URL.
-SESSIONS_MAX = 500
-# No store uses this word as a position.
-NOW = "now"
-
-
 async def of_session(call: RouteCall) -> HttpAnswer | Asgi:
     """Return a page of a session's events, or stream them."""
     context: Context = call.context
@@ -156,7 +160,12 @@ async def of_session(call: RouteCall) -> HttpAnswer | Asgi:
     if form is not None:
         source = OneSession(session, raw=query.raw, partial=query.partial, frames=query.frames)
         return Follower(
-            context.streams, source, await source.begin(after or None), form, kind="session"
+            context.streams,
+            source,
+            await source.begin(after or None),
+            form,
+            kind="session",
+            is_allowed=_guard(call, session),
         )
     return HttpAnswer(await page_after(session, after or None, wanted))
 
@@ -175,7 +184,8 @@ async def of_many(call: RouteCall) -> Asgi:
                 f"sessions= must name 1 to {SESSIONS_MAX} sessions",
                 hint="pass sessions=a,b",
             )
-        wanted = frozenset(context.session(name).id for name in names)
+        found = [await authorization.visible(context, call.caller, name) for name in names]
+        wanted = frozenset(session.id for session in found)
     frames_of = (
         None if query.frames_of is None else _known(context, _names(query.frames_of, "frames_of"))
     )
@@ -185,10 +195,80 @@ async def of_many(call: RouteCall) -> Asgi:
         # the meantime, so its last event id wins over `now`.
         after = came_back
     source = ManySessions(
-        context.host, wanted, raw=query.raw, partial=query.partial, frames_of=frames_of
+        context.host,
+        wanted,
+        raw=query.raw,
+        partial=query.partial,
+        frames_of=frames_of,
+        viewer=_viewer(call),
     )
     place = await (source.end() if after == NOW else source.begin(after or None))
-    return Follower(context.streams, source, place, _form(call) or StreamForm.SSE, kind="many")
+    form = _form(call) or StreamForm.SSE
+    return Follower(
+        context.streams, source, place, form, kind="many", is_allowed=_guard(call, None)
+    )
+
+
+def _guard(call: RouteCall, session: Session | None) -> Callable[[], Awaitable[bool]] | None:
+    """Return the check that an open stream of a named caller repeats.
+
+    The token may be revoked or expire, and the session may be shared with others only.
+    """
+    context: Context = call.context
+    authentication = context.authentication
+    if call.caller.name is None or authentication is None:
+        return None
+    token = bearer(call.request.headers)
+
+    async def is_allowed() -> bool:
+        holder = authentication.caller_of(token)
+        # The holder may be a proxy, which sent the request for one of its users.
+        is_valid = holder is not None and replace(holder, name=call.caller.name) == call.caller
+        return is_valid and (
+            session is None or await authorization.is_visible(context, call.caller, session)
+        )
+
+    return is_allowed
+
+
+def _viewer(call: RouteCall) -> Viewer | None:
+    """Return the filter of a stream of many sessions; None if the caller may see all."""
+    context: Context = call.context
+    if not call.caller.is_limited:
+        return None
+
+    async def sees(id: str) -> bool:
+        try:
+            return await authorization.is_visible(context, call.caller, context.session(id))
+        except NotFound:
+            return False  # Deleted.
+
+    return Viewer(call.caller, sees)
+
+
+async def of_commands(call: RouteCall) -> Asgi:
+    """Stream the ends of commands."""
+    query: messages.FollowCommands = call.query
+    source = CommandEnds(call.context.host.command_registry, _ended)
+    after = call.header("last-event-id") or query.after
+    place = source.end() if after == NOW else source.begin(after or None)
+    form, wanted = _form(call), call.header("accept") or "*/*"
+    if form is None and "*" not in wanted:
+        detail = f"a stream of commands cannot be {wanted}"
+        hint = f"accept {' or '.join(each.value for each in StreamForm)}"
+        raise Problem(406, "NotAcceptable", detail, hint=hint)
+    return Follower(
+        call.context.streams,
+        source,
+        place,
+        form or StreamForm.SSE,
+        kind="commands",
+        is_allowed=_guard(call, None),
+    )
+
+
+def _ended(command: Command, cursor: str) -> bytes:
+    return msgspec.json.encode(messages.CommandEnded(cursor, command_routes.shown(command)))
 
 
 def _names(listed: str, parameter: str) -> list[str]:
@@ -226,6 +306,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v1/sessions/{id}/events",
+        action=Action.READ,
         handle=of_session,
         summary="Read the events of a session: a page, or a stream if `Accept` asks for one.",
         query=messages.ReadEvents,
@@ -238,6 +319,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v1/events",
+        action=Action.LIST,
         handle=of_many,
         summary=(
             "Follow the events of many sessions over one stream, in the order of their commits."
@@ -246,5 +328,16 @@ ROUTES = (
         answer=None,
         streams=STREAMS,
         problems=(404, 410, 422, 429),
+    ),
+    Route(
+        method="GET",
+        path="/v1/commands/events",
+        action=Action.OPERATE,
+        handle=of_commands,
+        summary="Follow the ends of commands over one stream, each once and in order.",
+        query=messages.FollowCommands,
+        answer=None,
+        streams=(StreamForm.SSE.value,),
+        problems=(406, 410, 422, 429),
     ),
 )

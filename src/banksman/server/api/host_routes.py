@@ -12,7 +12,8 @@ from banksman.cluster.http.forwarded_request import ForwardedRequest, ForwardedR
 from banksman.cluster.http.host_view import FRONT
 from banksman.cluster.http.owner_proxy import OwnerProxy, answered
 from banksman.cluster.interfaces import HostSeen
-from banksman.errors import BanksmanError, NotFound
+from banksman.errors import BanksmanError, NotFound, UsageError
+from banksman.server.access.roles import Action
 from banksman.server.api.messages import admin_messages as messages
 from banksman.server.api.messages.admin_messages import Drain
 from banksman.server.api.route import HttpAnswer, Result, Route, RouteCall
@@ -62,6 +63,9 @@ async def drain(call: RouteCall) -> Result:
     host = _host(context, call.path["id"])
     proxy = context.proxy
     assert proxy is not None
+    if body.hand_over:
+        hint = "drain it without a hand-over: its sessions continue on other hosts"
+        raise UsageError("cannot hand over: the store belongs to a cluster", hint=hint)
     # Before the shutdown starts: a moment later the host has given up some of its sessions.
     outlook = await _outlook(context, proxy, host)
     if host.id == proxy.hosts_view.own_id:
@@ -145,6 +149,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v1/hosts",
+        action=Action.OPERATE,
         handle=list_hosts,
         summary="List the hosts that share the store.",
         answer=messages.Hosts,
@@ -152,11 +157,12 @@ ROUTES = (
     Route(
         method="POST",
         path="/v1/hosts/{id}/drain",
+        action=Action.OPERATE,
         handle=drain,
         summary="Shut a host down; other hosts take over its sessions.",
         body=Drain,
         answer=messages.HostDraining,
         status=202,
-        problems=(409, 502),
+        problems=(409, 422, 502),
     ),
 )

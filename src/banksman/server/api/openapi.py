@@ -129,6 +129,8 @@ _ID = {"type": "string", "minLength": 1, "maxLength": 255}
 # Error statuses of every request, besides those of its route.
 _ALWAYS = (400, 403, 405, 408, 414, 431, 500, 503)
 _WITH_TOKEN = (401,)
+# A request with a token counts against its limit (`requests_per_second`).
+_LIMITED = (429,)
 _WITH_ID = (404,)
 _WITH_BODY = (413, 415)
 # For a session that another host may own.
@@ -142,6 +144,7 @@ _WORDS = {
     403: "The request comes from a foreign site, or is not allowed here.",
     404: "Not found.",
     405: "The path does not support this method.",
+    406: "The answer has no media type that the request accepts.",
     408: "The request was sent too slowly.",
     409: "Conflict: the session is busy or closed, or another host owns it.",
     410: "The store no longer has this history: start again from the first event.",
@@ -149,7 +152,10 @@ _WORDS = {
     414: "The URL is too long.",
     415: "The body is not JSON.",
     422: "The request is well-formed but cannot be carried out.",
-    429: "The queue is full, or too many streams are open: try again later.",
+    429: (
+        "The queue is full, too many streams are open, or the token has sent too many requests: "
+        "try again later."
+    ),
     431: "The headers are too large.",
     500: "A bug in Banksman.",
     502: "The agent failed.",
@@ -358,6 +364,7 @@ def _statuses(route: Route) -> set[int]:
         *_ALWAYS,
         *route.problems,
         *(_WITH_TOKEN if not route.is_open or route.body is not None else ()),
+        *(() if route.is_open else _LIMITED),
         *(_WITH_ID if "{" in route.path else ()),
         *(_WITH_BODY if route.body is not None else ()),
         *(_TO_OWNER if route.to_owner is not None else ()),

@@ -154,8 +154,3 @@ def _encoded(answer: HttpAnswer) -> HttpAnswer:
 
 def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
-
-
-def session_id(key: str) -> str:
-    """Derive the session id from a key: the same after a restart."""
-    return f"s-{hashlib.blake2b(key.encode(), digest_size=8, person=b'banksman').hexdigest()}"

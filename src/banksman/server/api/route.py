@@ -25,6 +25,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from banksman.errors import BanksmanError, Unanswered, Unreachable, no_room
+from banksman.server.access import authorization
+from banksman.server.access.roles import ADMIN, Action, Caller
 from banksman.server.api.messages.common_messages import Body, Query
 from banksman.server.http.connection import BODY_SECONDS_MAX, SlicedResponse
 from banksman.server.problems import Problem, away, problem_of
@@ -34,6 +36,9 @@ _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 # Body limits for unauthenticated clients. A login is smaller, and is sent in one piece.
 STRANGER_BODY_BYTES_MAX = 4 << 10
 STRANGER_BODY_SECONDS_MAX = 10.0
+
+# Beginning of the paths that name a session.
+SESSION_PATH = "/v1/sessions/{id}"
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 B = TypeVar("B", bound=Body)
@@ -65,7 +70,7 @@ class RouteCall(msgspec.Struct, frozen=True):
     """A decoded request.
 
     `context`: the server that received it. `data`: the raw body. `is_forwarded`: another host sent
-    it here, because this host owns the session.
+    it here, because this host owns the session. `caller`: the sender, as authenticated.
     """
 
     context: Any
@@ -76,6 +81,7 @@ class RouteCall(msgspec.Struct, frozen=True):
     key: str | None
     data: bytes = b""
     is_forwarded: bool = False
+    caller: Caller = ADMIN
 
     def header(self, name: str) -> str | None:
         return self.request.headers.get(name)
@@ -121,15 +127,16 @@ Handle = Callable[[RouteCall], Coroutine[Any, Any, Result]]
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One operation of the API.
 
+    `action`: what the route does, which decides the roles that may use it.
     `problems`: error statuses besides the common ones. `streams`: media types of endless responses,
     if `Accept` names one. `has_key`: the route takes an `Idempotency-Key`. `waits`: the handler
     changes nothing and may take long, so it is cancelled when the client disconnects. `to_owner`:
-    the owner of the session must handle the request, with this fallback. `is_open`: the route needs
-    no token.
+    the owner of the session must handle the request, with this fallback.
     """
 
     method: str
     path: str
+    action: Action
     handle: Handle
     summary: str
     answer: Any = None
@@ -141,8 +148,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     has_key: bool = False
     waits: bool = False
     to_owner: OwnerFallback | None = None
-    is_open: bool = False
     media_type: str = "application/json"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the route needs no token."""
+        return self.action is Action.OPEN_TO_ALL
 
 
 class Endpoint:
@@ -197,21 +208,36 @@ class Endpoint:
         )
 
     async def _taken_apart(self, route: Route, request: Request) -> RouteCall:
+        path = {name: unquote(value) for name, value in request.path_params.items()}
+        caller: Caller = request.state.caller
+        id = path["id"] if route.path.startswith(SESSION_PATH) else None
+        is_forwarded = getattr(request.state, "is_forwarded", False)
+        if not is_forwarded:
+            checked = await authorization.check_route(self._context, caller, route.action, id)
+            if checked is not None:
+                # A name may move to another session while the body arrives.
+                id = path["id"] = checked.id
         key = request.headers.get("idempotency-key")
         if key is not None and _KEY.fullmatch(key) is None:
             hint = "use 1 to 255 visible ASCII characters"
             raise Problem(400, "BadKey", "invalid Idempotency-Key", hint=hint)
         data = b"" if route.body is None else await self._read(request)
-        return RouteCall(
+        call = RouteCall(
             context=self._context,
             request=request,
-            path={name: unquote(value) for name, value in request.path_params.items()},
+            path=path,
             body=None if route.body is None else self._body(route.body, request, data),
             query=None if route.query is None else _query(route.query, request),
             key=key,
             data=data,
-            is_forwarded=getattr(request.state, "is_forwarded", False),
+            is_forwarded=is_forwarded,
+            caller=caller,
         )
+        if not is_forwarded:
+            await authorization.check_body(
+                self._context, caller, route.action, call.body, id=id, key=key
+            )
+        return call
 
     def _body(self, kind: type[B], request: Request, data: bytes) -> B:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -6,8 +6,9 @@ To explain a session, this module also reads its process tree from /proc. On a s
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NamedTuple, cast
@@ -18,20 +19,26 @@ from banksman import Event
 from banksman.cluster.http import session_placement
 from banksman.cluster.http.owner_proxy import OwnerProxy
 from banksman.errors import NotFound, NotOwner
+from banksman.server.access import authorization
+from banksman.server.access.roles import OPERATORS, Action, Caller
 from banksman.server.api import turn_routes, usage_routes
 from banksman.server.api.messages import session_messages as messages
-from banksman.server.api.messages.session_messages import SESSIONS_MAX
-from banksman.server.api.request_replay import session_id
+from banksman.server.api.messages.session_messages import SESSIONS_MAX, session_id
 from banksman.server.api.route import HttpAnswer, OwnerFallback, Result, Route, RouteCall
 from banksman.server.context import Context
 from banksman.server.http.start_policy import StartPolicy
 from banksman.sessions import known_agents
 from banksman.sessions import session as sessions
+from banksman.sessions.containment import PARTS, ContainmentStatus
 from banksman.sessions.status import Status
+
+log = logging.getLogger("banksman.serve")
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Limit of processes that are shown.
 SHOWN_MAX = 256
+# Length of a shown frame: enough to recognise it.
+FRAME_CHARACTERS_MAX = 500
 
 
 class SeenProcess(NamedTuple):
@@ -86,10 +93,6 @@ def _all_processes() -> Iterable[SeenProcess]:
         )
 
 
-# Length of a shown frame: enough to recognise it.
-FRAME_CHARACTERS_MAX = 500
-
-
 async def open_session(call: RouteCall) -> Result:
     """Open a session with an agent, or reopen the session of this name."""
     context: Context = call.context
@@ -103,22 +106,27 @@ async def _open_here(call: RouteCall) -> HttpAnswer:
     body: messages.OpenSession = call.body
 
     async def do() -> HttpAnswer:
-        session = await _open(context, body, None if call.key is None else session_id(call.key))
+        id = None if call.key is None else session_id(call.key)
+        session = await _open(context, body, id, call.caller)
         headers = {"Location": f"/v1/sessions/{session.id}"}
         return HttpAnswer(shown(await session.look(), session, call.context.proxy), 201, headers)
 
     async def is_still_there(answer: HttpAnswer) -> bool:
         return context.has_session(answer.made)
 
-    return await context.once.do("sessions", call.key, body, do, is_still_so=is_still_there)
+    place = f"sessions {call.caller.name or ''}"
+    return await context.once.do(place, call.key, body, do, is_still_so=is_still_there)
 
 
-async def _open(context: Context, body: messages.OpenSession, id: str | None) -> sessions.Session:
+async def _open(
+    context: Context, body: messages.OpenSession, id: str | None, caller: Caller
+) -> sessions.Session:
     if id is not None:
         with suppress(NotFound):
             found = context.host.session(id)  # Created with this key before this server started.
             # A session without events was never confirmed to its client, and its spec is unknown.
             if found.is_open or found.known is None or found.known.seq:
+                await authorization.check_own(context, caller, found)
                 return found
     policy = context.policy
     profile = known_agents.load(body.agent)
@@ -145,6 +153,10 @@ async def _open(context: Context, body: messages.OpenSession, id: str | None) ->
         fallback=[_checked_fallback(policy, name) for name in body.fallback],
         budget=body.budget,
         on_budget=cast(Any, body.on_budget),
+        survive=policy.survive(body.survive),
+        caller=caller.name,
+        only_own=caller.role not in OPERATORS,
+        **policy.containment(**{part: getattr(body, part) for part in PARTS}),
     )
 
 
@@ -166,9 +178,11 @@ async def list_sessions(call: RouteCall) -> HttpAnswer:
             )
         )
     limit = min(query.limit, SESSIONS_MAX)
-    after = None if query.after is None else call.context.session(query.after).id
+    after: str | None = None
+    if query.after is not None:
+        after = (await authorization.visible(call.context, call.caller, query.after)).id
     # One session more than shown tells whether there is a next page.
-    found = call.context.host.sessions(after, limit=limit + 1)
+    found = await _visible_after(call, after, limit + 1)
     following = found[limit - 1].id if len(found) > limit else None
     proxy: OwnerProxy | None = call.context.proxy
     statuses = await call.context.unowned_sessions.glance(found[:limit])
@@ -181,6 +195,24 @@ async def list_sessions(call: RouteCall) -> HttpAnswer:
             listed if proxy is None else await session_placement.filled(proxy, listed), following
         )
     )
+
+
+async def _visible_after(call: RouteCall, after: str | None, limit: int) -> list[sessions.Session]:
+    """Return the next sessions that the caller may see."""
+    context: Context = call.context
+    found: list[sessions.Session] = []
+    while True:
+        page = context.host.sessions(after, limit=limit)
+        if not call.caller.is_limited:
+            return page
+        found += [
+            session
+            for session in page
+            if await authorization.is_visible(context, call.caller, session)
+        ]
+        if len(found) >= limit or len(page) < limit:
+            return found[:limit]
+        after = page[-1].id
 
 
 async def look(call: RouteCall) -> HttpAnswer:
@@ -214,8 +246,15 @@ async def why(call: RouteCall) -> HttpAnswer:
             seconds_since_out=status.seconds_since_out,
             waits_for_place=status.waits_for_place,
             retry=None if status.retry is None else messages.Retry(**asdict(status.retry)),
+            containment=_containment(session.containment, status.containment),
         )
     )
+
+
+async def stderr(call: RouteCall) -> HttpAnswer:
+    """Show what the agent's process has written to stderr."""
+    session = call.context.session(call.path["id"])
+    return HttpAnswer(messages.SessionStderr(session.stderr()))
 
 
 def _frame(event: Event | None) -> messages.Frame | None:
@@ -234,10 +273,13 @@ async def change(call: RouteCall) -> HttpAnswer:
     body: messages.ChangeSession = call.body
     if body.name is not msgspec.UNSET:
         await session.rename(body.name)
+        # The log of the session has no event of it.
+        named = "no name" if body.name is None else f"the name {body.name!r}"
+        log.info("session %s has %s: changed by %s", session.id, named, call.caller.name or "-")
     if body.model is not msgspec.UNSET:
-        await session.set_model(body.model)
+        await session.set_model(body.model, caller=call.caller.name)
     if body.permission_mode is not msgspec.UNSET:
-        await session.set_permission_mode(body.permission_mode)
+        await session.set_permission_mode(body.permission_mode, caller=call.caller.name)
     return HttpAnswer(shown(await session.look(), session, call.context.proxy))
 
 
@@ -247,10 +289,12 @@ async def close(call: RouteCall) -> HttpAnswer:
     query: messages.DeleteSession = call.query
     if query.forget:
         await call.context.host.delete(session)
+        # Its log is gone, which would have named the caller.
+        log.info("session %s deleted by %s", session.id, call.caller.name or "-")
         call.context.streams.pages.clear()
         return HttpAnswer(status=204)
     _check_not_elsewhere(session)
-    await session.close()
+    await session.close(caller=call.caller.name)
     return HttpAnswer(shown(await session.look(), session, call.context.proxy))
 
 
@@ -272,6 +316,13 @@ def _check_not_elsewhere(session: sessions.Session) -> None:
         )
 
 
+def _containment(stated: Mapping[str, Any], seen: ContainmentStatus | None) -> messages.Containment:
+    if seen is None:
+        return messages.Containment(**stated)
+    usage = None if seen.cgroup is None else messages.ControlGroup(**asdict(seen.cgroup))
+    return messages.Containment(**stated, cgroup=usage, why_not=seen.why_not)
+
+
 def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -> messages.Session:
     """Convert a session's status to its message."""
     owner, known = status.owner, session.known
@@ -285,6 +336,8 @@ def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -
         at=known.changed if known is not None and known.seq else None,
         cwd=session.cwd,
         holder=status.holder,
+        holder_caller=status.holder_caller,
+        holder_since=status.holder_since,
         hold=status.hold,
         queue=[turn_routes.waiting(each) for each in status.queue],
         questions=list(status.questions),
@@ -312,6 +365,7 @@ ROUTES = (
     Route(
         method="POST",
         path="/v1/sessions",
+        action=Action.OPEN,
         handle=open_session,
         summary="Open a session with an agent, or reopen the session of this name.",
         body=messages.OpenSession,
@@ -323,6 +377,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v1/sessions",
+        action=Action.LIST,
         handle=list_sessions,
         summary="List the sessions of the store, oldest first.",
         query=messages.ListSessions,
@@ -332,6 +387,7 @@ ROUTES = (
     Route(
         method="GET",
         path=ID,
+        action=Action.READ,
         handle=look,
         to_owner=OwnerFallback.READS,
         summary="Show a session.",
@@ -340,6 +396,7 @@ ROUTES = (
     Route(
         method="PATCH",
         path=ID,
+        action=Action.STEER,
         handle=change,
         to_owner=OwnerFallback.NAMED,
         summary="Change the name, model or permission mode of a session.",
@@ -350,6 +407,7 @@ ROUTES = (
     Route(
         method="DELETE",
         path=ID,
+        action=Action.STEER,
         handle=close,
         to_owner=OwnerFallback.ENDS,
         summary="Close a session; with `forget`, also delete its log.",
@@ -360,9 +418,20 @@ ROUTES = (
     Route(
         method="GET",
         path=f"{ID}/why",
+        action=Action.READ,
         handle=why,
         to_owner=OwnerFallback.READS,
         summary="Explain what a session waits for: queue, clocks, last frames, processes.",
         answer=messages.Why,
+    ),
+    Route(
+        method="GET",
+        path=f"{ID}/stderr",
+        action=Action.READ,
+        handle=stderr,
+        to_owner=OwnerFallback.NAMED,
+        summary="Show what the agent's process has written to stderr.",
+        answer=messages.SessionStderr,
+        problems=(409,),
     ),
 )

@@ -1,4 +1,4 @@
-"""Turns and questions over HTTP: ask, show, move, interrupt, answer."""
+"""Turns and questions over HTTP: ask, show, edit, move, interrupt, answer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import asyncio
 
 from banksman import Kind, Outcome, Receipt
 from banksman.errors import NotFound
+from banksman.server.access import authorization
+from banksman.server.access.roles import Action
 from banksman.server.api import usage_routes
 from banksman.server.api.messages import turn_messages as messages
 from banksman.server.api.messages.common_messages import WAIT_SECONDS_MAX, WaitFor
 from banksman.server.api.route import HttpAnswer, OwnerFallback, Route, RouteCall
 from banksman.server.context import Context
+from banksman.sessions import traces
 from banksman.sessions.questions import Question
-from banksman.sessions.status import Waiting
+from banksman.sessions.session import Session
 from banksman.sessions.turn import Turn
+from banksman.sessions.turn_status import WaitingAsk
 
 
 async def ask(call: RouteCall) -> HttpAnswer:
@@ -21,8 +25,13 @@ async def ask(call: RouteCall) -> HttpAnswer:
     context: Context = call.context
     body: messages.Ask = call.body
     session = context.session(call.path["id"])
+    # An invalid header is ignored, as the specification says.
+    found = traces.parse(call.header("traceparent") or "")
+    trace = None if found is None else found.text
 
     async def do() -> HttpAnswer:
+        if body.on_busy == "interrupt":
+            await authorization.check_interrupting_ask(call.caller, session)
         turn = await session.ask(
             body.prompt,
             priority=body.priority,
@@ -32,7 +41,8 @@ async def ask(call: RouteCall) -> HttpAnswer:
             schema=body.schema,
             rules=body.rules,
             deadline=body.deadline,
-            caller=body.caller,
+            caller=call.caller.name or body.caller,
+            trace=trace,
         )
         headers = {"Location": f"/v1/sessions/{session.id}/turns/{turn.id}"}
         return HttpAnswer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
@@ -76,20 +86,36 @@ async def look(call: RouteCall) -> HttpAnswer:
 async def interrupt(call: RouteCall) -> HttpAnswer:
     """Interrupt a turn, or withdraw it from the queue."""
     turn = await _turn(call)
-    return HttpAnswer(receipt(await call.context.session(call.path["id"]).interrupt(turn)))
+    return await _interrupt(call, turn.id)
 
 
 async def interrupt_now(call: RouteCall) -> HttpAnswer:
     """Interrupt the turn that runs now, if one does."""
-    return HttpAnswer(receipt(await call.context.session(call.path["id"]).interrupt()))
+    return await _interrupt(call, None)
+
+
+async def _interrupt(call: RouteCall, turn: str | None) -> HttpAnswer:
+    session: Session = call.context.session(call.path["id"])
+    # The turn that was checked, and not one that has begun since.
+    turn = await authorization.check_interrupt(call.caller, session, turn)
+    return HttpAnswer(receipt(await session.interrupt(turn, caller=call.caller.name)))
+
+
+async def edit(call: RouteCall) -> HttpAnswer:
+    """Edit a waiting ask. Responds with the queue after the edit."""
+    body: messages.EditTurn = call.body
+    session, turn = call.context.session(call.path["id"]), call.path["turn"]
+    await authorization.check_edit(call.caller, session, turn)
+    await session.edit(turn, prompt=body.prompt, priority=body.priority, caller=call.caller.name)
+    return _queue(session)
 
 
 async def move(call: RouteCall) -> HttpAnswer:
     """Move a turn in the queue. Responds with the queue after the move."""
     body: messages.MoveTurn = call.body
     session = call.context.session(call.path["id"])
-    await session.reorder(call.path["turn"], before=body.before)
-    return HttpAnswer(messages.Moved([waiting(each) for each in session.status().queue]))
+    await session.reorder(call.path["turn"], before=body.before, caller=call.caller.name)
+    return _queue(session)
 
 
 async def list_questions(call: RouteCall) -> HttpAnswer:
@@ -109,10 +135,14 @@ async def answer(call: RouteCall) -> HttpAnswer:
         content=body.content,
         remember=body.remember,
         interrupt=body.interrupt,
+        caller=call.caller.name,
     )
-    return HttpAnswer(
-        messages.Answered(given.question, given.answer, given.by, given.message, given.is_first)
-    )
+    answer = given.question, given.answer, given.by, given.message, given.is_first, given.caller
+    return HttpAnswer(messages.Answered(*answer))
+
+
+def _queue(session: Session) -> HttpAnswer:
+    return HttpAnswer(messages.MovedQueue([waiting(each) for each in session.status().queue]))
 
 
 async def _turn(call: RouteCall) -> Turn:
@@ -154,10 +184,9 @@ def question(question: Question) -> messages.Question:
     )
 
 
-def waiting(waiting: Waiting) -> messages.Waiting:
-    return messages.Waiting(
-        waiting.turn, waiting.priority, waiting.seconds, waiting.attempt, waiting.prompt, waiting.at
-    )
+def waiting(waiting: WaitingAsk) -> messages.Waiting:
+    place = waiting.turn, waiting.priority, waiting.seconds, waiting.attempt
+    return messages.Waiting(*place, waiting.prompt, waiting.at, waiting.caller)
 
 
 def receipt(receipt: Receipt) -> messages.Receipt:
@@ -169,6 +198,7 @@ ROUTES = (
     Route(
         method="POST",
         path=f"{ID}/turns",
+        action=Action.ASK,
         handle=ask,
         to_owner=OwnerFallback.KEYED,
         summary="Ask for a turn. The response comes when the ask is durable.",
@@ -181,6 +211,7 @@ ROUTES = (
     Route(
         method="GET",
         path=f"{ID}/turns/{{turn}}",
+        action=Action.READ,
         handle=look,
         to_owner=OwnerFallback.READS,
         summary="Show a turn and its outcome; with `wait`, wait for the outcome.",
@@ -191,6 +222,7 @@ ROUTES = (
     Route(
         method="POST",
         path=f"{ID}/turns/{{turn}}/interrupt",
+        action=Action.INTERRUPT,
         handle=interrupt,
         to_owner=OwnerFallback.NAMED,
         summary="Interrupt a turn, or withdraw it from the queue.",
@@ -200,6 +232,7 @@ ROUTES = (
     Route(
         method="POST",
         path=f"{ID}/interrupt",
+        action=Action.INTERRUPT,
         handle=interrupt_now,
         to_owner=OwnerFallback.NOW,
         summary="Interrupt the turn that runs now.",
@@ -207,18 +240,31 @@ ROUTES = (
         problems=(409, 422),
     ),
     Route(
+        method="PATCH",
+        path=f"{ID}/turns/{{turn}}",
+        action=Action.ASK,
+        handle=edit,
+        to_owner=OwnerFallback.NAMED,
+        summary="Edit the prompt or the priority of a waiting ask. Only its asker and operators.",
+        body=messages.EditTurn,
+        answer=messages.MovedQueue,
+        problems=(409, 422),
+    ),
+    Route(
         method="POST",
         path=f"{ID}/turns/{{turn}}/move",
+        action=Action.STEER,
         handle=move,
         to_owner=OwnerFallback.NAMED,
         summary="Move a turn in the queue: before another one of its priority, or to the head.",
         body=messages.MoveTurn,
-        answer=messages.Moved,
+        answer=messages.MovedQueue,
         problems=(409, 422),
     ),
     Route(
         method="GET",
         path=f"{ID}/questions",
+        action=Action.READ,
         handle=list_questions,
         to_owner=OwnerFallback.READS,
         summary="List the questions that wait for an answer.",
@@ -227,6 +273,7 @@ ROUTES = (
     Route(
         method="POST",
         path=f"{ID}/questions/{{question}}",
+        action=Action.ANSWER,
         handle=answer,
         to_owner=OwnerFallback.NAMED,
         summary=(

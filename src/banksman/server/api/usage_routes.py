@@ -7,13 +7,14 @@ from typing import cast
 import msgspec
 
 from banksman import CapUse, Usage
+from banksman.server.access.roles import Action
 from banksman.server.api.messages import usage_messages as messages
 from banksman.server.api.messages.common_messages import CapUse as CapUseMessage
 from banksman.server.api.messages.common_messages import Tokens as TokensMessage
 from banksman.server.api.messages.common_messages import Usage as UsageMessage
 from banksman.server.api.route import HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
-from banksman.store.log import UsageBy
+from banksman.store.log_values import UsageBy
 
 
 async def read(call: RouteCall) -> HttpAnswer:
@@ -46,6 +47,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v1/usage",
+        action=Action.OPERATE,
         handle=read,
         summary="Show the usage of the store by day, session, agent or caller.",
         query=messages.ReadUsage,

@@ -12,7 +12,8 @@ A connection is a *stranger* until one of its requests is authenticated. Every u
 can open strangers, so they must not keep other clients out. Their number is limited. When that
 limit or the share is reached, the oldest stranger of the address with the most strangers is closed
 for the next client. A stranger is never closed before `STRANGER_SECONDS_MIN`: a client with a token
-sends it with its first bytes, and is a stranger for a moment only.
+sends it with its first bytes, and is a stranger for a moment only. A client in its TLS handshake is
+a stranger, too.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from banksman.server.http.connection import Connection
+from banksman.server.http.connection import HEAD_SECONDS_MAX, Connection
+from banksman.server.http.tls import ServerCertificate
 
 log = logging.getLogger("banksman.serve")
 
-BACKLOG = 1024
 # Connections that one callback accepts. Other callbacks of the loop must run, too.
 ACCEPTS_AT_ONCE_MAX = 64
 # Fds that are reserved for the store, and for commands and agents with their pipes. At most half of
@@ -42,6 +43,10 @@ STRANGERS_MAX = 256
 STRANGER_SECONDS_MIN = 0.25
 # Delay after `accept` fails because the machine has no fds or memory left.
 RETRY_SECONDS = 1.0
+
+# How long the rest of the last response may take, and the client's answer to the end of TLS.
+# asyncio aborts the connection then, whether the client reads or not.
+TLS_CLOSE_SECONDS_MAX = 30.0
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -68,11 +73,23 @@ class Acceptor:
     """Accept clients on all listeners. Owns the accept tasks, but not the connections."""
 
     def __init__(
-        self, listeners: Sequence[socket.socket], connection: Callable[[], Connection]
+        self,
+        listeners: Sequence[socket.socket],
+        connection: Callable[[], Connection],
+        certificate: ServerCertificate | None = None,
     ) -> None:
+        """Create an acceptor. `certificate`: of the TCP sockets; None for plain HTTP."""
         limits = shares(listeners, connections_max()) if listeners else []
         pairs = zip(listeners, limits, strict=True)
-        self._queues = [_Queue(listener, limit, connection) for listener, limit in pairs]
+        self._queues = [
+            _Queue(
+                listener,
+                limit,
+                connection,
+                None if listener.family == socket.AF_UNIX else certificate,
+            )
+            for listener, limit in pairs
+        ]
 
     def start(self) -> None:
         for queue in self._queues:
@@ -91,11 +108,16 @@ class _Queue:
     """One listening socket and the count of its connections."""
 
     def __init__(
-        self, listener: socket.socket, connections_max: int, connection: Callable[[], Connection]
+        self,
+        listener: socket.socket,
+        connections_max: int,
+        connection: Callable[[], Connection],
+        certificate: ServerCertificate | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._connection = connection
+        self._certificate = certificate
         self._connections_max = max(1, connections_max)
         self._strangers_max = max(1, min(STRANGERS_MAX, connections_max // 2))
         self._count = 0
@@ -104,6 +126,8 @@ class _Queue:
         self._strangers: dict[Connection, tuple[str, float]] = {}
         self._was_full = False
         self._tasks: set[asyncio.Task[None]] = set()
+        # The tasks of connections in their TLS handshake, which waits for the client.
+        self._handshakes: dict[Connection, asyncio.Task[None]] = {}
         # While the retry timer runs, nothing is accepted. The room timer only fires when a stranger
         # is old enough to be closed.
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -122,8 +146,10 @@ class _Queue:
         for timer in (self._retry_timer, self._room_timer):
             if timer is not None:
                 timer.cancel()
+        for task in self._handshakes.values():
+            task.cancel()
         if self._tasks:
-            # Each task ends within a few steps: none waits for the client.
+            # Each task ends within a few steps: without a handshake, none waits for the client.
             await asyncio.wait(self._tasks)
 
     def _pause(self) -> None:
@@ -186,7 +212,11 @@ class _Queue:
             self._room_timer = self._loop.call_later(wait, self.listen)
             return False
         del self._strangers[oldest]
-        oldest.abort()
+        if (handshake := self._handshakes.get(oldest)) is None:
+            oldest.abort()
+        else:
+            # The connection has no transport yet. The cancelled task closes it.
+            handshake.cancel()
         # The loop closes the fd in its next iteration. The count is corrected now.
         self._count -= 1
         oldest.is_counted = False
@@ -202,17 +232,47 @@ class _Queue:
     async def _connect(self, peer: socket.socket, address: str) -> None:
         connection = self._connection()
         try:
-            await self._loop.connect_accepted_socket(lambda: connection, peer)
-        except OSError as exc:
-            log.warning("connection lost during accept: %s", exc)
+            if self._certificate is None:
+                await self._loop.connect_accepted_socket(lambda: connection, peer)
+            else:
+                await self._shake_hands(connection, peer, address, self._certificate)
+        except (OSError, asyncio.CancelledError) as exc:
+            # Every client can fail in a handshake: a port scan, or a client without the CA.
+            level = logging.WARNING if self._certificate is None else logging.DEBUG
+            log.log(
+                level, "connection lost during accept: %s", str(exc) or "no room, or a shutdown"
+            )
             peer.close()
             self._on_lost(connection)
+            if isinstance(exc, asyncio.CancelledError):
+                raise
             return
         if not connection.is_admitted:
-            self._strangers[connection] = (address, self._loop.time())
+            self._strangers.setdefault(connection, (address, self._loop.time()))
         connection.lost.add_done_callback(lambda _: self._on_lost(connection))
         # The room may be full of strangers, and this one may be closed for the next client.
         self.listen()
+
+    async def _shake_hands(
+        self, connection: Connection, peer: socket.socket, address: str, own: ServerCertificate
+    ) -> None:
+        """Make the TLS handshake. Until its end `close` and `_close_stranger` may cancel it."""
+        if self._is_closed:
+            raise ConnectionAbortedError
+        task = asyncio.current_task()
+        assert task is not None
+        self._handshakes[connection] = task
+        self._strangers[connection] = (address, self._loop.time())
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: connection,
+                peer,
+                ssl=own.context(),
+                ssl_handshake_timeout=HEAD_SECONDS_MAX,
+                ssl_shutdown_timeout=TLS_CLOSE_SECONDS_MAX,
+            )
+        finally:
+            del self._handshakes[connection]
 
     def _on_lost(self, connection: Connection) -> None:
         self._strangers.pop(connection, None)

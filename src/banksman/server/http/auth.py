@@ -27,9 +27,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from banksman import sockets
 from banksman.errors import UsageError
 from banksman.folders import state_folder
+from banksman.server.access.named_tokens import NamedTokens
+from banksman.server.access.roles import ADMIN, STRANGER, Caller
+from banksman.server.access.trusted_proxy import TrustedProxies
 from banksman.server.http import token_file as tokens
 from banksman.server.http.connection import Connection
 from banksman.server.http.peer_identity import PeerIdentity
+from banksman.server.http.rate_limit import RateLimit
 from banksman.server.problems import Problem
 
 # One-time login codes, and the page tokens that browsers get for them.
@@ -241,32 +245,54 @@ class AuthMiddleware:
         pages: PageTokens,
         names: Collection[str],
         is_open: Callable[[str], bool],
+        named: NamedTokens | None = None,
+        rate_limit: RateLimit | None = None,
+        proxies: TrustedProxies | None = None,
     ) -> None:
         self._app = app
         self._token = token
         self._names = LOOPBACK_NAMES | {plain(name) for name in names}
         self._is_open = is_open
+        self._named = named or NamedTokens(None)
+        self._proxies = proxies or TrustedProxies()
         self.pages = pages
+        self.rate_limit = rate_limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         try:
             state = scope["state"]
-            state["client"] = client = self._admit(scope["path"], Headers(scope=scope), scope)
+            headers = Headers(scope=scope)
+            client, caller = self._admit(scope["path"], headers, scope)
+            state["client"], state["caller"] = client, caller
             # Open paths need small bodies only, so unauthenticated clients get stricter limits.
             state["is_admitted"] = not client.startswith(_STRANGER)
             state["connection"].is_admitted |= state["is_admitted"]
+            self._limit(scope["path"], headers, scope)
         except Problem as problem:
             await problem.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _admit(self, path: str, headers: Headers, scope: Scope) -> str:
-        """Return the client's name for counting, or raise a Problem if the request is refused."""
+    def _limit(self, path: str, headers: Headers, scope: Scope) -> None:
+        """Count a request against the limit of its token. Raises a Problem beyond it.
+
+        Open paths do not count: a probe of the health must not fail because of other requests. The
+        user of the server, at the Unix socket, has no token.
+        """
+        is_counted = not self._is_open(path) and not scope["state"]["connection"].is_local
+        if self.rate_limit is not None and is_counted:
+            self.rate_limit.take(_hash(bearer(headers)))
+
+    def _admit(self, path: str, headers: Headers, scope: Scope) -> tuple[str, Caller]:
+        """Return the client's name for counting, and its caller.
+
+        Raises a Problem if the request is refused.
+        """
         connection: Connection = scope["state"]["connection"]
         if connection.is_local:
-            return self._admit_local(connection, headers)
+            return self._admit_local(connection, headers), ADMIN
         host = self._check_host(headers)
         origins = headers.getlist("origin")
         # A proxy may terminate TLS: the page then has an https origin, and the request has not.
@@ -280,11 +306,14 @@ class AuthMiddleware:
         address = (scope.get("client") or ("",))[0]
         given = bearer(headers)
         if tokens.is_same(given, self._token):
-            return f"token {address}"
+            return f"token {address}", ADMIN
         if self.pages.is_valid(given):
-            return f"page {address}"
+            return f"page {address}", ADMIN
+        if (caller := self._named.caller_of(given)) is not None:
+            caller = self._proxies.caller(caller, address, headers)
+            return f"named {caller.name}", caller
         if self._is_open(path):
-            return f"{_STRANGER}{address}"
+            return f"{_STRANGER}{address}", STRANGER
         hint = (
             "send `Authorization: Bearer TOKEN`; "
             "the token is in the file banksman/token of the state folder of the server's user"
@@ -346,6 +375,10 @@ class AuthMiddleware:
                 403, "ForeignHost", "the Host header does not name this server", hint=hint
             )
         return host
+
+    def caller_of(self, token: str) -> Caller | None:
+        """Return the holder of a named token; None if it is not valid."""
+        return self._named.caller_of(token)
 
     def knows(self, token: str) -> bool:
         """Whether this is the server's token."""

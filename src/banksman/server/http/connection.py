@@ -145,6 +145,8 @@ class Connection(HttpToolsProtocol):
         self._on_stall = on_stall
         self._stall_timer: asyncio.TimerHandle | None = None
         self._unsent = 0
+        # With TLS, the transport of the socket; None without TLS.
+        self._lower: asyncio.Transport | None = None
         self._awaited: AwaitedInput | None = None
         self._timer: asyncio.TimerHandle | None = None
         # The request that was started last. Pipelined requests wait in `pipeline`.
@@ -156,23 +158,20 @@ class Connection(HttpToolsProtocol):
         self._has_said_something = False
         self._refusal: Problem | None = None
 
-    @property
-    def can_push(self) -> bool:
-        """Whether the client has read enough for `push`."""
-        running = self._running
-        return (
-            running is not None
-            and bool(running.chunked_encoding)
-            and not self.flow.write_paused
-            and not self.transport.is_closing()
-        )
-
     def push(self, data: bytes) -> bool:
-        """Write a part of the running stream without a pause. The caller has checked `can_push`.
+        """Write a part of the running stream without a pause.
 
-        Returns False, and writes nothing, if the part is large. `send_slices` writes it and waits.
+        Returns False, and writes nothing, if the client has not read enough, or if the part is
+        large. `send_slices` writes it and waits.
         """
-        if len(data) > SLICE_BYTES:
+        running = self._running
+        if (
+            len(data) > SLICE_BYTES
+            or running is None
+            or not running.chunked_encoding
+            or self.flow.write_paused
+            or self.transport.is_closing()
+        ):
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
@@ -195,6 +194,11 @@ class Connection(HttpToolsProtocol):
             self.is_admitted = (
                 sockets.is_ours(self.uid) and self.standing is peer_identity.PeerIdentity.FREE
             )
+        if self.scheme == "https":
+            # asyncio has no public name for the transport below TLS.
+            self._lower = cast("Any", transport)._ssl_protocol._transport
+            # The same limit as without TLS, for which asyncio has 512 KiB.
+            transport.set_write_buffer_limits(high=SLICE_BYTES)
         if (
             peer is not None
             and peer.family in (socket.AF_INET, socket.AF_INET6)
@@ -216,9 +220,17 @@ class Connection(HttpToolsProtocol):
         if not self.lost.done():
             self.lost.set_result(None)
 
+    def shutdown(self) -> None:
+        """Close the connection after the response of its running request."""
+        # A second `close()` of a TLS transport cuts it off from its connection: asyncio then
+        # ignores `abort()`, and the client's answer to the end of TLS is awaited.
+        if not self.transport.is_closing():
+            super().shutdown()
+
     def abort(self) -> None:
         """Close the connection now and drop unsent data."""
-        self.transport.abort()
+        # The transport below TLS does not depend on the state of TLS.
+        (self._lower or self.transport).abort()
 
     # -- timers for client input ------------------------------------------------------------------
     def _watch(self) -> None:
@@ -263,12 +275,10 @@ class Connection(HttpToolsProtocol):
 
     def _on_late(self, awaited: AwaitedInput) -> None:
         assert awaited is self._awaited
+        if self.transport.is_closing():
+            return
         # Browsers open connections in advance. A client that sent nothing gets no response.
-        if (
-            awaited is AwaitedInput.HEAD
-            and self._has_said_something
-            and not self.transport.is_closing()
-        ):
+        if awaited is AwaitedInput.HEAD and self._has_said_something:
             self._refuse(
                 Problem(
                     408,
@@ -403,16 +413,25 @@ class Connection(HttpToolsProtocol):
             self._stall_timer = None
 
     def _watch_stall(self) -> None:
-        self._unsent = self.transport.get_write_buffer_size()
+        self._unsent = self._unsent_bytes()
         self._stall_timer = self.loop.call_later(self._stall_seconds, self._on_stall_timer)
 
     def _on_stall_timer(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unsent:
+        if self._unsent_bytes() < self._unsent:
             self._watch_stall()  # The client reads, but slowly.
             return
         self._stall_timer = None
         self.abort()
         self._on_stall(self._is_streaming)
+
+    def _unsent_bytes(self) -> int:
+        """Return the bytes in the buffer of the transport and, with TLS, in the one below it.
+
+        The upper buffer does not shrink while the lower one drains, so a slow reader would look
+        like a client that does not read.
+        """
+        below = 0 if self._lower is None else self._lower.get_write_buffer_size()
+        return self.transport.get_write_buffer_size() + below
 
     @property
     def _is_streaming(self) -> bool:

@@ -18,8 +18,12 @@ from typing import Any, cast
 from banksman.errors import UsageError
 from banksman.server.problems import Problem
 from banksman.server.server_settings import ServerSettings
+from banksman.sessions import containment, known_agents
 
 log = logging.getLogger("banksman.serve")
+
+# The parts of a containment that are programs.
+PROGRAMS = ("wrap", *containment.HOOKS)
 
 
 class StartPolicy:
@@ -36,6 +40,8 @@ class StartPolicy:
             if not os.path.isdir(root):
                 log.warning("folder %r in roots does not exist: nothing can be started there", root)
         self._env = frozenset(settings.env)
+        self._containment = settings.containment()
+        self._choices = frozenset(settings.callers_choose)
         self._allowed: list[list[str]] | None = None
         if settings.programs is not None:
             self._allowed = []
@@ -89,17 +95,80 @@ class StartPolicy:
 
     def reopen(self, record: Mapping[str, Any]) -> None:
         """Check a session from the store against the present settings before it is opened again."""
-        command: list[str] = record["command"]
-        self.command(command)
+        self._recheck(record["command"], record)
+        self.folder(record["cwd"])
+        self._recontain(record)
+
+    def _recheck(self, words: Sequence[str], record: Mapping[str, Any]) -> None:
+        """Check a command that the record of a session has."""
+        self.command(words)
         # The host starts these exact words. A relative path, or a name without the server's PATH,
         # would resolve differently there than in the check above.
-        is_certain = os.path.isabs(command[0]) or ("/" not in command[0] and record["inherit_env"])
+        is_certain = os.path.isabs(words[0]) or ("/" not in words[0] and record["inherit_env"])
         if self._allowed is not None and not is_certain:
             raise _forbidden(
                 "cannot reopen the session: the path of its program is not absolute",
                 "open the session by its name",
             )
-        self.folder(record["cwd"])
+
+    def containment(self, **parts: Any) -> dict[str, Any]:
+        """Return what an agent may use: the parts that a caller chooses, and those of the settings.
+
+        A part that is None is not chosen.
+        """
+        chosen = {name: value for name, value in parts.items() if value is not None}
+        for name in chosen:
+            self._check_choice(name)
+        for name, value in chosen.items():
+            # The path that was checked is the one that is started.
+            if self._allowed is not None and (words := _program(name, value)):
+                chosen[name] = self.command(words)
+        return {**self._containment.parts(), **chosen}
+
+    def survive(self, wanted: str | None) -> str | None:
+        """Return what an agent survives, if callers may choose that."""
+        if wanted is not None:
+            self._check_choice("survive")
+        return wanted
+
+    def _check_choice(self, name: str) -> None:
+        if name not in self._choices:
+            raise _forbidden(
+                f"cannot choose {name} of an agent: the settings do not allow it",
+                f'leave it out, or add "{name}" to callers_choose = […] in the settings',
+            )
+
+    def _recontain(self, record: Mapping[str, Any]) -> None:
+        """Check what the agent of a session from the store may use.
+
+        The settings, and else the profile, decide each part that callers may not choose. The part
+        of a caller that could choose it earlier is refused.
+        """
+        recorded = containment.from_record(record)
+        profile = known_agents.load_or_plain(record["agent"])
+        usual = self._containment.over(profile.containment)
+        foreign: list[str] = []
+        for name in containment.PARTS:
+            value = getattr(recorded, name)
+            if name in self._choices:
+                if words := _program(name, value):
+                    self._recheck(words, record)
+            elif not _is_same(name, value, getattr(usual, name)):
+                foreign.append(name)
+        if not foreign:
+            return
+        hint = "open the session by its name"
+        # An open by name replaces the parts that the settings state, and keeps the others.
+        if kept := [name for name in foreign if getattr(self._containment, name) is None]:
+            hint = (
+                f"add {', '.join(kept)} to callers_choose = […] in the settings, or state "
+                f"agent_{kept[0]} there and open the session by its name, or delete the session"
+            )
+        raise _forbidden(
+            f"cannot reopen the session: its {', '.join(foreign)} "
+            f"{'are not those' if len(foreign) > 1 else 'is not the one'} of the settings",
+            hint,
+        )
 
     def folder(self, cwd: str | None) -> str | None:
         """Return the working folder with symbolic links resolved, if it lies in the roots.
@@ -169,6 +238,22 @@ class StartPolicy:
             hint = "pass a list of words"
             raise UsageError(f"cannot parse the command: {exc}", hint=hint) from exc
         return self.command(words)
+
+
+def _is_same(name: str, value: Any, usual: Any) -> bool:
+    """Whether two values of a part have the same effect. For most parts, empty is none."""
+    return value == usual or (name not in ("user", "scrub") and not value and not usual)
+
+
+def _program(name: str, value: Any) -> Sequence[str]:
+    """Return the words of a prefix or a hook that the settings must allow.
+
+    None for a sandbox on this machine, which is one that Banksman knows. The far end of a sandbox
+    has programs that the settings do not know.
+    """
+    if name not in PROGRAMS or (isinstance(value, str) and not containment.is_far(value)):
+        return ()
+    return containment.prefix(value or ())
 
 
 def _resolve(program: str) -> str | None:

@@ -144,8 +144,11 @@ def _rename_if_absent(beside: Path, path: Path) -> None:
         os.close(folder)
 
 
-def _load(path: Path) -> str | None:
-    """Return the token; None if the file does not exist."""
+def read_private(path: Path, bytes_max: int) -> bytes | None:
+    """Return the content of a private file; None if it does not exist.
+
+    Raises `UsageError` if other users may have read or written it.
+    """
     try:
         # O_NONBLOCK: opening a named pipe must not wait for its other end.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -175,13 +178,20 @@ def _load(path: Path) -> str | None:
                 "is readable by other users",
                 "remove it to get a new token; the old one may have leaked",
             )
-        data = os.read(fd, FILE_BYTES_MAX + 1)
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(bytes_max + 1)
     finally:
         os.close(fd)
-    if len(data) > FILE_BYTES_MAX:
-        raise _refusal(
-            path, f"is longer than {FILE_BYTES_MAX} bytes", "remove it to get a new token"
-        )
+    if len(data) > bytes_max:
+        raise _refusal(path, f"is longer than {bytes_max} bytes", "remove it to get a new token")
+    return data
+
+
+def _load(path: Path) -> str | None:
+    """Return the token; None if the file does not exist."""
+    data = read_private(path, FILE_BYTES_MAX)
+    if data is None:
+        return None
     token = data.strip(b" \t\r\n")
     if not token:
         raise _refusal(path, "is empty", "remove it to get a new token")

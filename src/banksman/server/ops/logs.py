@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import quote
 
 from banksman.errors import UsageError
+from banksman.server.access.named_tokens import PREFIX
 
 FORMATS = ("json", "text")
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -39,6 +40,9 @@ TEXT_CHARACTERS_MAX = 32 << 10
 # How long the exit of the program waits for a slow reader.
 FLUSH_SECONDS_MAX = 1.0
 HIDDEN = "[secret]"
+# Named tokens and page tokens. The server has no list of them, and a client may send one in the
+# wrong place: a path is logged.
+_TOKENS = (rf"{PREFIX}[\w-]{{20,}}", r"bmp_[\w-]{16}\.[0-9]{1,12}\.[\w-]{43}")
 
 # Attributes of every record. All other attributes come from `extra`.
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -87,7 +91,7 @@ def write(text: str) -> None:
 
 
 class LogRedactor:
-    """Replace secrets in text, also in their repr, JSON and URL-quoted forms."""
+    """Replace secrets in text, also in their repr, JSON and URL-quoted forms, and all tokens."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         forms = {
@@ -102,11 +106,11 @@ class LogRedactor:
             )
         }
         # The longest first: a secret may be the prefix of another.
-        words = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
-        self._pattern = re.compile(words) if forms else None
+        words = map(re.escape, sorted(forms, key=len, reverse=True))
+        self._pattern = re.compile("|".join((*words, *_TOKENS)))
 
     def redact(self, text: str) -> str:
-        return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
+        return self._pattern.sub(HIDDEN, text)
 
     def clean(self, text: str) -> str:
         """Remove secrets, then truncate. In the other order half of a secret could stay."""

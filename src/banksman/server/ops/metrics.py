@@ -19,35 +19,51 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
-    SummaryMetricFamily,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from banksman import __version__
+from banksman.histogram import Histogram
 from banksman.runtime.base_host import Host
 from banksman.runtime.host_stats import HostStats, take
+from banksman.server.ops.webhooks import TargetCounts
 from banksman.server.streams.follower import StreamCounts
-from banksman.sessions.diagnostics import BOUNDS, Histogram
 
 TOKEN_KINDS = ("input", "output", "cache_read", "cache_write")
 # The format that every version of Prometheus reads, and that keeps metric names unchanged.
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
-def render(host: Host, counts: StreamCounts) -> bytes:
-    """Render all metrics as of now. Call it in the host's event loop."""
+def render(
+    host: Host,
+    counts: StreamCounts,
+    webhooks: Mapping[str, TargetCounts] | None = None,
+    rate_limited: int = 0,
+) -> bytes:
+    """Render all metrics as of now. Call it in the host's event loop.
+
+    `rate_limited`: requests that were refused because their token has sent too many.
+    """
     registry = CollectorRegistry()
-    registry.register(_Collector(take(host), counts))
+    registry.register(_Collector(take(host), counts, webhooks or {}, rate_limited))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
 class _Collector(Collector):
-    def __init__(self, stats: HostStats, counts: StreamCounts) -> None:
+    def __init__(
+        self,
+        stats: HostStats,
+        counts: StreamCounts,
+        webhooks: Mapping[str, TargetCounts],
+        rate_limited: int,
+    ) -> None:
         self._stats = stats
         self._counts = counts
+        self._webhooks = webhooks
+        self._rate_limited = rate_limited
 
     def describe(self) -> list[Metric]:
         """Describe nothing: otherwise the registry would run `collect` to learn the names."""
@@ -60,6 +76,12 @@ class _Collector(Collector):
         yield from _traffic(self._stats)
         yield from _store(self._stats)
         yield from _streams(self._counts)
+        yield from _targets(self._webhooks)
+        yield CounterMetricFamily(
+            "banksman_rate_limited_requests",
+            "Requests that were refused because their token has sent too many",
+            value=self._rate_limited,
+        )
         yield from _processes(self._stats)
 
 
@@ -127,6 +149,16 @@ def _sessions(stats: HostStats) -> Iterator[Metric]:
         "Seconds from the acceptance of an ask to the start of its turn",
         stats.times.queue,
     )
+    yield _histogram(
+        "banksman_first_token_seconds",
+        "Seconds from the start of a turn to the first output of the agent",
+        stats.times.first_token,
+    )
+    yield _histogram(
+        "banksman_stop_seconds",
+        "Seconds from the interrupt of a turn to its end",
+        stats.times.stop,
+    )
 
 
 def _usage(stats: HostStats) -> Iterator[Metric]:
@@ -152,6 +184,21 @@ def _usage(stats: HostStats) -> Iterator[Metric]:
 
 
 def _budgets(stats: HostStats) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "banksman_cgroups",
+        "Sessions whose agent has a control group",
+        value=stats.cgroups.groups,
+    )
+    yield GaugeMetricFamily(
+        "banksman_cgroup_memory_bytes",
+        "Memory in use in these control groups",
+        value=stats.cgroups.memory_bytes,
+    )
+    yield GaugeMetricFamily(
+        "banksman_cgroup_processes",
+        "Processes and threads in these control groups",
+        value=stats.cgroups.processes,
+    )
     yield GaugeMetricFamily(
         "banksman_over_budget_sessions",
         "Sessions that send no turn because a budget is used up",
@@ -213,11 +260,13 @@ def _store(stats: HostStats) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "banksman_commit_failures", "Commits that failed", value=written.get("failures", 0)
     )
-    yield SummaryMetricFamily(
-        "banksman_commit_seconds",
-        "Duration of commits in seconds",
-        count_value=int(written.get("commits", 0)),
-        sum_value=written.get("commit_seconds", 0.0),
+    yield _histogram(
+        "banksman_commit_seconds", "Duration of commits in seconds", stats.commit_times
+    )
+    yield _histogram(
+        "banksman_takeover_seconds",
+        "Seconds from the claim of a session of another host to its readiness here",
+        stats.takeovers,
     )
 
 
@@ -243,6 +292,33 @@ def _streams(counts: StreamCounts) -> Iterator[Metric]:
         "banksman_stream_gaps",
         "Gaps reported to followers because retention had deleted the events",
         value=counts.gaps,
+    )
+
+
+def _targets(webhooks: Mapping[str, TargetCounts]) -> Iterator[Metric]:
+    yield _counters(
+        "banksman_webhook_deliveries",
+        "Events that receivers of webhooks accepted",
+        "target",
+        {label: counts.delivered for label, counts in webhooks.items()},
+    )
+    yield _counters(
+        "banksman_webhook_failures",
+        "Attempts to deliver an event that failed; each is repeated",
+        "target",
+        {label: counts.failed for label, counts in webhooks.items()},
+    )
+    yield _counters(
+        "banksman_webhook_gaps",
+        "Sessions whose events retention removed before they were sent",
+        "target",
+        {label: counts.gaps for label, counts in webhooks.items()},
+    )
+    yield _gauges(
+        "banksman_webhook_lag_seconds",
+        "Age of the oldest event that a receiver has not accepted; 0 if there is none",
+        "target",
+        {label: counts.lag_seconds for label, counts in webhooks.items()},
     )
 
 
@@ -280,7 +356,7 @@ def _gauges(name: str, help: str, label: str, values: Mapping[str, float]) -> Me
 
 def _histogram(name: str, help: str, histogram: Histogram) -> Metric:  # noqa: A002
     counts = itertools.accumulate(histogram.counts)
-    bounds = (*map(str, BOUNDS), "+Inf")
+    bounds = (*map(str, histogram.bounds), "+Inf")
     return HistogramMetricFamily(
         name, help, buckets=list(zip(bounds, counts, strict=True)), sum_value=histogram.seconds
     )

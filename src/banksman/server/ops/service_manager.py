@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
 from banksman.process.zygote_client import spawner
@@ -22,6 +22,7 @@ from banksman.process.zygote_client import spawner
 # service that does not send it. A heartbeat is not: the next one follows.
 SEND_SECONDS_MAX = 1.0
 STATUS_CHARACTERS_MAX = 500
+_NAMES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 log = logging.getLogger("banksman")
 
@@ -35,12 +36,24 @@ class Notifier:
     `address`: the manager's socket; None sends nothing. For one thread at a time.
     """
 
-    def __init__(self, address: str | None, watchdog_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        watchdog_seconds: float | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self._address = address
         self._watchdog_seconds = watchdog_seconds
+        # The environment that this notifier was made of, for a program that this one becomes.
+        self.variables = dict(variables or {})
 
     def __repr__(self) -> str:
         return f"<Notifier {self._address!r} watchdog={self._watchdog_seconds}>"
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether a service manager waits for notifications."""
+        return self._address is not None
 
     def ready(self, status: str = "") -> None:
         """Report that the server accepts requests."""
@@ -83,14 +96,13 @@ class Notifier:
 def take(environ: MutableMapping[str, str] | None = None) -> Notifier:
     """Return the notifier that the environment names, and remove its variables."""
     variables = os.environ if environ is None else environ
-    address, microseconds, pid = (
-        variables.pop(name, "") for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-    )
+    given = {name: variables.pop(name) for name in _NAMES if name in variables}
+    address, microseconds, pid = (given.get(name, "") for name in _NAMES)
     if not address.startswith(("/", "@")) or len(address) < 2:
         if address:
             log.warning("NOTIFY_SOCKET is not a supported address: readiness is not reported")
         return Notifier(None)
-    return Notifier(address, _watchdog(microseconds, pid))
+    return Notifier(address, _watchdog(microseconds, pid), given)
 
 
 def _watchdog(microseconds: str, pid: str) -> float | None:
@@ -164,12 +176,13 @@ class OrphanReaper:
                 log.debug("orphan reaped (pid=%s, status=%s)", pid, status)
 
 
-def install(loop: asyncio.AbstractEventLoop) -> OrphanReaper | None:
+def install(loop: asyncio.AbstractEventLoop, *, has_children: bool = False) -> OrphanReaper | None:
     """Start an orphan reaper if this is process 1; elsewhere init adopts the orphans.
 
-    Call it in the main thread.
+    `has_children`: the program that became this one in an upgrade has left children, which need it
+    too. Call it in the main thread.
     """
-    if os.getpid() != 1:
+    if os.getpid() != 1 and not has_children:
         return None
     adopted = OrphanReaper(loop)
     adopted.start()

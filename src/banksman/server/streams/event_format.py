@@ -27,16 +27,21 @@ class StreamForm(enum.Enum):
     NDJSON = "application/x-ndjson"
 
 
-def encode(event: Event, *, raw: bool, partial: bool = False) -> bytes:
-    """Encode one event as JSON, the same for pages and all streams."""
+def encode(event: Event, *, raw: bool, partial: bool = False, cursor: str | None = None) -> bytes:
+    """Encode one event as JSON, the same for pages and all streams.
+
+    `cursor`: that of the event, if the caller has made it already.
+    """
     # Events other than frames are stored as the JSON that readers get.
-    body: dict[str, Any] | msgspec.Raw = msgspec.Raw(event.data)
-    if event.is_frame:
+    body: dict[str, Any] | msgspec.Raw
+    if is_frame := event.is_frame:
         body = event.body
         if partial and (said := event.partial):
             body["partial"] = said
+    else:
+        body = msgspec.Raw(event.data)
     shown: dict[str, Any] = {
-        "cursor": event.cursor,
+        "cursor": event.cursor if cursor is None else cursor,
         "session": event.session,
         "epoch": event.epoch,
         "seq": event.seq,
@@ -45,7 +50,7 @@ def encode(event: Event, *, raw: bool, partial: bool = False) -> bytes:
         "kind": event.kind,
         "body": body,
     }
-    if raw and event.is_frame:
+    if raw and is_frame:
         try:
             shown["frame"] = event.data.decode()
         except UnicodeDecodeError:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Generator, Hashable
-from contextlib import contextmanager
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Hashable
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -24,8 +25,12 @@ from banksman.server.problems import Problem
 from banksman.server.streams.event_format import RETRY_MILLISECONDS, StreamForm, made, preamble
 from banksman.server.streams.shared_pages import EncodedPage, LivePages, SharedPages, StreamSource
 
-# A stream shows one session or many.
-KINDS = ("session", "many")
+log = logging.getLogger("banksman.serve")
+
+# A revoked token's streams must end within a second.
+CHECK_SECONDS = 0.4
+# A stream shows one session, many sessions, or the ends of commands.
+KINDS = ("session", "many", "commands")
 
 
 def _nobody() -> dict[str, int]:
@@ -225,7 +230,23 @@ class EventStreams:
     def revoke(self, token: str) -> None:
         """Abort all streams that were opened with this token, and drop unsent data."""
         for connection in self.by_token.pop(token, set()):
-            connection.transport.abort()
+            connection.abort()
+
+
+async def _abort_when_forbidden(
+    connection: Connection, is_allowed: Callable[[], Awaitable[bool]]
+) -> None:
+    try:
+        # No event tells of a change of the file of tokens, or of the clock.
+        while await is_allowed():  # noqa: ASYNC110
+            await asyncio.sleep(CHECK_SECONDS)
+    except Exception as exc:
+        log.error("a stream ends, because its right cannot be checked: %s", exc)
+    finally:
+        # Also after an error: whether the stream is allowed is then unknown. The end of the stream
+        # cancels this task, and leaves the connection to the next request.
+        if (task := asyncio.current_task()) is None or not task.cancelling():
+            connection.abort()
 
 
 class Follower(Generic[Place]):
@@ -239,11 +260,14 @@ class Follower(Generic[Place]):
         form: StreamForm,
         *,
         kind: str,
+        is_allowed: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """Prepare a stream that begins after `place`.
 
-        `kind`: "session" or "many", for the counters.
+        `kind`: one of `KINDS`, for the counters. `is_allowed`: checked all the time; the stream is
+        aborted when it is false. None: the caller has no limits.
         """
+        self._is_allowed = is_allowed
         self._streams = streams
         self._source = source
         self._place = place
@@ -267,9 +291,23 @@ class Follower(Generic[Place]):
                 self._streams.opened_with(bearer(Headers(scope=scope)), connection),
                 self._streams.counts.following(self._kind),
             ):
-                await self._answer(connection, send, has_body=scope["method"] != "HEAD")
+                async with self._guarded(connection):
+                    await self._answer(connection, send, has_body=scope["method"] != "HEAD")
         except Problem as problem:
             await problem.response()(scope, receive, send)
+
+    @asynccontextmanager
+    async def _guarded(self, connection: Connection) -> AsyncGenerator[None]:
+        """Abort the connection when the stream is not allowed any more."""
+        if self._is_allowed is None:
+            yield
+            return
+        task = self._loop.create_task(_abort_when_forbidden(connection, self._is_allowed))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
 
     async def _answer(self, connection: Connection, send: Send, *, has_body: bool) -> None:
         content_type = (b"content-type", self._form.value.encode())
@@ -370,7 +408,7 @@ class Follower(Generic[Place]):
     def _push(self, connection: Connection, waking: FollowerWakeup) -> bool:
         """Push one page. Returns False if events are left."""
         live = self._live
-        page = live.next(self._place) if live is not None and connection.can_push else None
+        page = None if live is None else live.next(self._place)
         if page is None:
             return False
         assert not page.gaps, "pages from memory have no gaps"

@@ -1,4 +1,4 @@
-"""Sources of event streams: one session by cursor, or many sessions in the store's commit order.
+"""Sources of event streams: one session, many in the store's commit order, ends of commands.
 
 A source makes the page after a place, and waits while there is nothing. For a reader without frames
 a page may be empty and still advance the place. Otherwise this reader could never be seen to reach
@@ -8,18 +8,20 @@ for all followers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
-from banksman import Event
-from banksman.errors import HistoryLost
+from banksman import Command, Event
+from banksman.commands.registry import CommandRegistry
+from banksman.errors import HistoryLost, UsageError
 from banksman.runtime.base_host import Host
-from banksman.server.streams.event_format import StreamForm, encode, placed, stored
+from banksman.server.streams.event_format import StreamForm, encode, made, placed, stored
 from banksman.server.streams.shared_pages import NO_GAPS, EncodedPage
 from banksman.sessions.readable_session import parse_cursor
 from banksman.sessions.session import Session
-from banksman.store import log as store
-from banksman.store.log import READ_EVENTS_MAX, LogTail
+from banksman.store.log import LogTail
+from banksman.store.log_values import READ_EVENTS_MAX, Page, PositionedEvent
 
 # Limit of the data of a page that is made in the log's callback. One such page is kept for each
 # source with several followers.
@@ -30,6 +32,9 @@ PAGE_EVENTS_MAX = 250
 PAGE_BYTES_MAX = 256 << 10
 # Limit of events that are read where frames are skipped: skipping costs almost nothing.
 SCAN_EVENTS_MAX = 1000
+
+
+_data_of = attrgetter("data")
 
 
 class Cursor(NamedTuple):
@@ -113,11 +118,11 @@ class OneSession:
             line = self._line(event, form)
             end = Cursor(event.epoch, event.seq)
             return EncodedPage(line or b"", 0 if line is None else 1, end, NO_GAPS)
-        if sum(len(event.data) for event in events) > LIVE_BYTES_MAX:
+        if sum(map(len, map(_data_of, events))) > LIVE_BYTES_MAX:
             return None
-        return self._encoded(store.Page(events, None), place, form)
+        return self._encoded(Page(events, None), place, form)
 
-    def _encoded(self, page: store.Page, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
+    def _encoded(self, page: Page, place: Cursor, form: StreamForm) -> EncodedPage[Cursor]:
         before = place.seq if page.gap is None else page.gap[1]
         assert page.events[0].seq == before + 1, "a page begins right after its cursor"
         data, shown, taken = _joined(self._line(event, form) for event in page.events)
@@ -127,11 +132,13 @@ class OneSession:
         return EncodedPage(data, shown, Cursor(end.epoch, end.seq), gaps)
 
     def _line(self, event: Event, form: StreamForm) -> bytes | None:
-        if event.is_frame and not self._frames:
+        if not self._frames and event.is_frame:
             return None
-        return stored(form, event.cursor, encode(event, raw=self._raw, partial=self._partial))
+        cursor = event.cursor
+        data = encode(event, raw=self._raw, partial=self._partial, cursor=cursor)
+        return stored(form, cursor, data)
 
-    async def _after(self, place: Cursor) -> store.Page:
+    async def _after(self, place: Cursor) -> Page:
         """Read the events after a place, and check in the same read that its event is unchanged."""
         if place.epoch is None:
             return await self._session.page(place.seq, limit=self._page_events_max)
@@ -140,7 +147,7 @@ class OneSession:
         )
         if page.gap is not None:
             # The event of this place is not kept. The gap for this reader begins after it.
-            return store.Page(
+            return Page(
                 page.events, (place.seq + 1, page.gap[1]) if page.gap[1] > place.seq else None
             )
         if not page.events or page.events[0].epoch != place.epoch:
@@ -150,7 +157,7 @@ class OneSession:
             return await self._session.page(
                 f"{place.epoch}.{place.seq}", limit=self._page_events_max
             )
-        return store.Page(page.events[1:], None)
+        return Page(page.events[1:], None)
 
     def _lost(self, message: str) -> HistoryLost:
         hint = "start again from the first event"
@@ -160,6 +167,13 @@ class OneSession:
         if not place.seq:
             return None
         return str(place.seq) if place.epoch is None else f"{place.epoch}.{place.seq}"
+
+
+class Viewer(NamedTuple):
+    """A reader that sees only some sessions. `key`: equal for readers that see the same."""
+
+    key: Hashable
+    sees: Callable[[str], Awaitable[bool]]
 
 
 class ManySessions:
@@ -176,6 +190,7 @@ class ManySessions:
         raw: bool,
         partial: bool = False,
         frames_of: frozenset[str] | None = None,
+        viewer: Viewer | None = None,
     ) -> None:
         self._host = host
         self._sessions = sessions
@@ -183,7 +198,8 @@ class ManySessions:
         self._partial = partial
         self._frames_of = frames_of
         self._page_events_max = PAGE_EVENTS_MAX if frames_of is None else SCAN_EVENTS_MAX
-        self.key = (sessions, raw, partial, frames_of)
+        self._viewer = viewer
+        self.key = (sessions, raw, partial, frames_of, None if viewer is None else viewer.key)
 
     async def begin(self, after: str | None) -> str | None:
         """Check that the client's position is valid, and return it."""
@@ -209,11 +225,20 @@ class ManySessions:
                 page.position, limit=self._page_events_max, sessions=self._sessions
             )
         # All events up to `last` are gone, whether this reader has seen some of them or not.
-        gaps = {session: (1, last) for session, last in page.gaps.items()}
-        data, shown, taken = _joined(self._line(one, form) for one in page.events)
+        hidden = await self._hidden({one.event.session for one in page.events} | set(page.gaps))
+        gaps = {id: (1, last) for id, last in page.gaps.items() if id not in hidden}
+        data, shown, taken = _joined(
+            None if one.event.session in hidden else self._line(one, form) for one in page.events
+        )
         position = page.position if taken == len(page.events) else page.events[taken - 1].position
         assert position != place, "a page moves forward"
         return EncodedPage(data, shown, position, gaps)
+
+    async def _hidden(self, sessions: Iterable[str]) -> set[str]:
+        """Return those of these sessions that the reader may not see."""
+        if self._viewer is None:
+            return set()
+        return {id for id in sessions if not await self._viewer.sees(id)}
 
     def tail(self, place: str | None, wake: Callable[[], None]) -> LogTail | None:
         del place, wake
@@ -226,7 +251,7 @@ class ManySessions:
         del place, form
         return None
 
-    def _line(self, one: store.PositionedEvent, form: StreamForm) -> bytes | None:
+    def _line(self, one: PositionedEvent, form: StreamForm) -> bytes | None:
         event = one.event
         if event.is_frame and self._frames_of is not None and event.session not in self._frames_of:
             return None
@@ -234,6 +259,68 @@ class ManySessions:
 
     def shown(self, place: str | None) -> str | None:
         return place
+
+
+class CommandEnds:
+    """Source for the ends of a host's commands, in their order.
+
+    A place is the number of an end. It belongs to one host: the next one counts from 1 again.
+    """
+
+    def __init__(self, registry: CommandRegistry, as_json: Callable[[Command, str], bytes]) -> None:
+        """`as_json`: returns an end as JSON; gets the command and its cursor."""
+        self._registry = registry
+        self._as_json = as_json
+        self.key = registry.name
+
+    def begin(self, after: str | None) -> int:
+        """Return the place of the client's cursor. Raises `HistoryLost` and `UsageError`."""
+        if after is None:
+            return 0
+        name, _, number = after.partition(".")
+        if not (number.isascii() and number.isdecimal() and len(number) < 20):
+            hint = "pass the id of an event of this stream"
+            raise UsageError(f"there is no cursor {after!r:.60}", hint=hint)
+        if name != self._registry.name or int(number) > self.end():
+            hint = "start again without a cursor"
+            raise HistoryLost("the cursor belongs to another server", hint=hint)
+        return int(number)
+
+    def end(self) -> int:
+        """Return the place after all present ends."""
+        return self._registry.ends
+
+    async def is_at_end(self, place: int) -> bool:
+        return self._registry.ends <= place
+
+    async def next(self, place: int, form: StreamForm) -> EncodedPage[int]:
+        await self._registry.wait_past(place)
+        first, commands = self._registry.ended_after(place)
+        # The mark of a gap names a session elsewhere, so this one is a part of the page.
+        gap = (
+            made(form, "stream.gap", first=place + 1, last=first - 1) if first > place + 1 else b""
+        )
+        numbered = enumerate(commands, first)
+        data, shown, taken = _joined(self._line(number, each, form) for number, each in numbered)
+        return EncodedPage(gap + data, shown, first - 1 + taken, NO_GAPS)
+
+    def tail(self, place: int, wake: Callable[[], None]) -> LogTail | None:
+        del place, wake
+        return None
+
+    def seq(self, place: int) -> int:
+        raise AssertionError("a stream of commands has no tail")
+
+    def recent(self, place: int, form: StreamForm) -> EncodedPage[int] | None:
+        del place, form
+        return None
+
+    def _line(self, number: int, command: Command, form: StreamForm) -> bytes:
+        cursor = f"{self._registry.name}.{number}"
+        return stored(form, cursor, self._as_json(command, cursor))
+
+    def shown(self, place: int) -> str | None:
+        return f"{self._registry.name}.{place}"
 
 
 def _joined(lines: Iterable[bytes | None]) -> tuple[bytes, int, int]:

@@ -18,6 +18,7 @@ from importlib.resources.abc import Traversable
 
 from starlette.responses import Response
 
+from banksman.server.access.roles import Action
 from banksman.server.api.route import Route, RouteCall
 
 _TYPES = {
@@ -94,7 +95,11 @@ def _route(path: str, name: str, data: bytes) -> Route:
         return Response(data, headers=headers, media_type=media_type)
 
     return Route(
-        method="GET", path=path, handle=show, summary=f"File of the web page: {name}.", is_open=True
+        method="GET",
+        path=path,
+        handle=show,
+        summary=f"File of the web page: {name}.",
+        action=Action.OPEN_TO_ALL,
     )
 
 

@@ -3,8 +3,10 @@
 import { keyIn, login } from "./net/api.js";
 import { feed } from "./net/feed.js";
 import { onTokenElsewhere } from "./net/page_token.js";
+import { caller } from "./model/caller.js";
 import { hosts } from "./model/hosts.js";
 import { sessions } from "./model/sessions.js";
+import { effect } from "./model/signal.js";
 import { mountApp } from "./views/app.js";
 
 // The user may paste the URL that the server printed into a tab that already shows the page. The
@@ -22,6 +24,13 @@ onTokenElsewhere(() => feed.nudge());
 const letIn = login();
 mountApp(document.body);
 sessions.start();
-hosts.start();
+caller.start();
+// Only operators may read the hosts.
+effect([caller.me], (me) => {
+  hosts.stop();
+  if (!me || !caller.may("operate")) return;
+  hosts.start();
+  void hosts.refresh();
+});
 await letIn;
 feed.start();

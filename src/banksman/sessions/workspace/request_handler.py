@@ -191,8 +191,8 @@ Result = Mapping[str, Any]
 class Workspace:
     """File and terminal requests of one agent process.
 
-    `root`: the session's folder. `env`, `inherit_env`, `scrub`: the environment that the agent is
-    started with.
+    `root`: the session's folder. `env`, `inherit_env`, `scrub`, `keep`, `limits`: the environment
+    and the limits that the agent is started with.
     """
 
     def __init__(
@@ -203,6 +203,8 @@ class Workspace:
         env: Mapping[str, str] | None = None,
         inherit_env: bool = True,
         scrub: Iterable[str] = (),
+        keep: Iterable[str] = (),
+        limits: Mapping[str, Any] | None = None,
         serves: Iterable[str] = GROUPS,
     ) -> None:
         self.serves = tuple(serves)
@@ -211,7 +213,8 @@ class Workspace:
         self._root: Root | None = None
         self._is_over = False
         self._blocking = BlockingCalls()
-        self._terminals = Terminals(start, TerminalEnvironment(env, inherit_env, tuple(scrub)))
+        environment = TerminalEnvironment(env, inherit_env, tuple(scrub), tuple(keep), limits)
+        self._terminals = Terminals(start, environment)
 
     def __repr__(self) -> str:
         return f"<Workspace {self._path} {'over' if self._is_over else 'open'} {self._terminals}>"
@@ -335,6 +338,11 @@ class Workspace:
             on_report(event)
 
         return hear
+
+    @property
+    def has_terminals(self) -> bool:
+        """Whether the agent may still use a terminal, even one whose command has ended."""
+        return self._terminals.are_used
 
     @property
     def is_running(self) -> bool:

@@ -47,6 +47,13 @@ log = logging.getLogger("banksman")
 _SLACK_BYTES = 64 << 10
 _CONTINUATION = re.compile(rb"[\x80-\xbf]*")
 _decoder = codecs.getincrementaldecoder("utf-8")
+# Limit on terminals that run or were not released. Beyond the limit the oldest ended terminal is
+# forgotten. If all of them run, a new terminal is refused.
+TERMINALS_MAX = 32
+# Time from TERM to KILL. Shorter than for the user's commands: an interrupted turn must leave
+# nothing running after two seconds, and an agent that kills a command waits for the answer.
+GRACE_SECONDS = 1.0
+_PLAIN_WORD = re.compile(r"[\w@%+=:,./-]+")
 
 
 class Tail:
@@ -95,15 +102,6 @@ class Tail:
         return self._kept.decode(), self._is_cut
 
 
-# Limit on terminals that run or were not released. Beyond the limit the oldest ended terminal is
-# forgotten. If all of them run, a new terminal is refused.
-TERMINALS_MAX = 32
-# Time from TERM to KILL. Shorter than for the user's commands: an interrupted turn must leave
-# nothing running after two seconds, and an agent that kills a command waits for the answer.
-GRACE_SECONDS = 1.0
-
-_PLAIN_WORD = re.compile(r"[\w@%+=:,./-]+")
-
 # Starts a command. A host's `launch` would fit, but a draining host accepts no new command, and the
 # last turn of a draining session may still need a terminal.
 Start = Callable[[Launch, Options], Command]
@@ -118,11 +116,13 @@ def start_command(launch: Launch, options: Options, lease: LeasePage | None = No
 
 
 class TerminalEnvironment(Struct, frozen=True):
-    """Environment of a terminal, equal to the environment of the agent's process."""
+    """Environment and limits of a terminal, equal to those of the agent's process."""
 
     env: Mapping[str, str] | None = None
     inherits: bool = True
     scrub: Iterable[str] = ()
+    keep: Iterable[str] = ()
+    limits: Mapping[str, Any] | None = None
 
 
 class TerminalOrder(Struct, frozen=True):
@@ -284,6 +284,8 @@ class Terminals:
             env={**(self._surroundings.env or {}), **order.env},
             inherit_env=self._surroundings.inherits,
             scrub=self._surroundings.scrub,
+            keep=self._surroundings.keep,
+            limits_wanted=self._surroundings.limits,
             is_agents=True,
         )
         return replace(launch, path=_seen_from(os.fsencode(held), launch))
@@ -292,6 +294,10 @@ class Terminals:
     @property
     def is_running(self) -> bool:
         return bool(self._running())
+
+    @property
+    def are_used(self) -> bool:
+        return bool(self._terminals) or self.is_running
 
     def stop(self, since: float, *, ends: bool) -> tuple[Swept, ...]:
         """Stop the commands that started since `since`, by the ladder, and return them.

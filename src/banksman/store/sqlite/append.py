@@ -1,4 +1,4 @@
-"""Appends in the writer thread, and a memory cache of the newest chunks.
+"""Appends of a group, and a memory cache of the newest chunks.
 
 The cache (`RecentChunks`) belongs to the event loop: followers get new events without a read of the
 file. `no_owner` and `keep_snapshot` serve other operations of the writer too.
@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from banksman.core.session.event import OUTPUT, Entry, Event, Project
+from banksman.core.session.event import Entry, Event, Project, is_output
 from banksman.errors import NotOwner
-from banksman.store.log import Done, Snapshot
+from banksman.store.log_values import Done, Snapshot
 from banksman.store.memory_session import marks_of
 from banksman.store.sqlite import turn_table, usage_table
 from banksman.store.sqlite.operations import WriterContext, WriterOperation, behind
@@ -37,7 +38,7 @@ _STAY = "SELECT 1 FROM sessions WHERE id = ? AND epoch = ? AND seq = ? AND owner
 _INSERT = (
     "INSERT INTO chunks (session, first, last, epoch, at, crc, blob) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
-_kind_of = itemgetter(1)
+_blob_of = itemgetter(6)
 
 
 class AppendOperation(WriterOperation):
@@ -60,6 +61,8 @@ class AppendOperation(WriterOperation):
         "snapshot",
     )
 
+    is_quick = True
+
     def __init__(  # noqa: PLR0917
         self,
         settled: Callable[[Any], None],
@@ -72,7 +75,14 @@ class AppendOperation(WriterOperation):
         entries: Sequence[Entry],
         snapshot: bytes | None,
     ) -> None:
-        super().__init__(settled, session, epoch, told, done)
+        # Without the constructors of the base classes: every token takes this path.
+        self.error = None
+        self.settled = settled
+        self.session = session
+        self.epoch = epoch
+        self.told = told
+        self.done = done
+        self.failure = 0
         self.expected_seq = expected_seq
         self.at = at
         self.entries = tuple(entries)
@@ -81,18 +91,13 @@ class AppendOperation(WriterOperation):
         self.blob = packed(self.entries)
         self.snapshot = snapshot
         self.size = len(self.blob) + (len(snapshot) if snapshot else 0)
-        # When the cache got it, by the clock of the loop.
+        # When the cache got it, by the monotonic clock.
         self.kept_at = 0.0
         # Whether all entries are frames of the agent.
-        self.is_output = OUTPUT.issuperset(map(_kind_of, self.entries))
+        self.is_output = is_output(self.entries)
         # No caller waits for a frame of the agent. Every other kind of event is waited for: an
         # accepted prompt, an outcome, a receipt, a question.
         self.can_wait = self.is_output
-
-    def lighten(self) -> None:
-        """Drop the encoded data after the commit. Readers need only the entries."""
-        self.blob = b""
-        self.snapshot = None
 
 
 class RunRefused(Exception):
@@ -117,7 +122,8 @@ class GroupedAppends:
                 run.append(append)
                 return
             # The append does not follow the run, so the run is decided first.
-            self._write(self._runs.pop(append.session))
+            del self._runs[append.session]
+            self._write(run, _chunks_of(run))
         if self._work.failures.is_behind(append):
             self._work.failures.refuse(append, behind(append.session, append.epoch))
         else:
@@ -130,41 +136,40 @@ class GroupedAppends:
         """
         runs = [*self._runs.values()]
         self._runs.clear()
-        if len(runs) > 1 and all(map(_has_events, runs)):
-            self._write_all(runs)
+        rows = [*map(_chunks_of, runs)]
+        if len(runs) > 1 and all(rows):
+            self._write_all(runs, rows)
         else:
-            for run in runs:
-                self._write(run)
+            for run, chunks in zip(runs, rows, strict=True):
+                self._write(run, chunks)
 
     def forget(self) -> None:
         """Drop the runs of a transaction that was rolled back."""
         self._runs.clear()
 
-    def _write_all(self, runs: list[list[AppendOperation]]) -> None:
-        """Write the runs of several sessions with two statements.
+    def _write_all(
+        self, runs: list[list[AppendOperation]], rows: list[list[tuple[Any, ...]]]
+    ) -> None:
+        """Write the runs of several sessions, each with its rows, with two statements.
 
         Raises `RunRefused` if a run does not fit. The caller must roll back.
         """
-        moves: list[tuple[object, ...]] = []
-        chunks: list[tuple[object, ...]] = []
-        for run in runs:
-            rows = _chunks_of(run)
-            moves.append(self._move_of(run, rows))
-            chunks += rows
+        moves = [*map(self._move_of, runs, rows)]
         if self._work.executemany(_MOVE, moves).rowcount != len(runs):
             raise RunRefused
-        self._work.executemany(_INSERT, chunks)
+        self._work.executemany(_INSERT, chain.from_iterable(rows))
         for run in runs:
             self._keep_marks(run)
 
     def _move_of(self, run: list[AppendOperation], rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
         """Return the parameters of `_MOVE` for a run with these rows."""
         first, last = run[0], run[-1]
-        change = (last.seq, _weight_of(rows), rows[-1][4], last.seq, last.seq)
+        weight = CHUNK_BYTES * len(rows) + sum(map(len, map(_blob_of, rows)))
+        change = (last.seq, weight, rows[-1][4], last.seq, last.seq)
         return (*change, first.session, first.epoch, first.expected_seq, self._work.host)
 
-    def _write(self, run: list[AppendOperation]) -> None:
-        rows = _chunks_of(run)
+    def _write(self, run: list[AppendOperation], rows: list[tuple[Any, ...]]) -> None:
+        """Write a run with its rows, or refuse it."""
         execute = self._work.execute
         if rows:
             fits = execute(_MOVE, self._move_of(run, rows)).rowcount == 1
@@ -182,18 +187,18 @@ class GroupedAppends:
 
     def _keep_marks(self, run: list[AppendOperation]) -> None:
         """Write the turns, the usage and the snapshot of a run whose chunks are written."""
+        snapshot: Snapshot | None = None
         for append in run:
             if not append.is_output:
                 turn_table.keep(
                     self._work, append.session, marks_of(append.expected_seq + 1, append.entries)
                 )
                 usage_table.keep(self._work, append.session, append.at, append.entries)
+            if append.snapshot is not None:
+                snapshot = Snapshot(append.seq, append.snapshot)
         # The snapshots of one run share a commit, so readers only ever see the last one.
-        snapshots = [append for append in run if append.snapshot is not None]
-        if snapshots:
-            last = snapshots[-1]
-            assert last.snapshot is not None
-            keep_snapshot(self._work, last.session, Snapshot(last.seq, last.snapshot))
+        if snapshot is not None:
+            keep_snapshot(self._work, run[0].session, snapshot)
 
     def _refuse(self, run: list[AppendOperation]) -> None:
         first, *rest = run
@@ -213,10 +218,6 @@ class GroupedAppends:
             self._work.failures.refuse(append, behind(append.session, append.epoch))
 
 
-def _has_events(run: list[AppendOperation]) -> bool:
-    return any(append.entries for append in run)
-
-
 def _chunks_of(run: list[AppendOperation]) -> list[tuple[Any, ...]]:
     """Return the rows of a run's chunks."""
     return [
@@ -232,10 +233,6 @@ def _chunks_of(run: list[AppendOperation]) -> list[tuple[Any, ...]]:
         for append in run
         if append.entries
     ]
-
-
-def _weight_of(rows: list[tuple[Any, ...]]) -> int:
-    return sum(len(row[-1]) + CHUNK_BYTES for row in rows)
 
 
 def no_owner(work: WriterContext, session: str, epoch: int) -> NotOwner | None:
@@ -295,15 +292,19 @@ class RecentChunks:
         self._weight = 0
 
     def add(self, append: AppendOperation, now: float) -> None:
-        """Cache a committed append. `now`: the time of the loop."""
+        """Cache a committed append. `now`: the monotonic time."""
         append.kept_at = now
+        # Readers need only the entries.
+        append.blob = b""
+        append.snapshot = None
         tail = self._tails.get(append.session)
-        if tail and tail[-1].seq != append.expected_seq:
-            # Another host wrote in between, so the cached chunks and this append are not
-            # contiguous.
+        if tail is None or tail[-1].seq != append.expected_seq:
+            # The first chunk, or another host wrote in between, so the cached chunks and this
+            # append are not contiguous.
             self.drop(append.session)
-        tail = self._tails.setdefault(append.session, deque())
-        self._tails.move_to_end(append.session)
+            tail = self._tails[append.session] = deque()
+        else:
+            self._tails.move_to_end(append.session)
         tail.append(append)
         self._weight += _weight(append)
         if len(tail) > CHUNKS_MAX:
@@ -318,13 +319,22 @@ class RecentChunks:
         """Drop a session that this host does not own, or that was deleted."""
         self._weight -= sum(map(_weight, self._tails.pop(session, ())))
 
-    def is_newest(self, session: str, after: int) -> bool:
-        """Whether the event after this seq is in the newest chunk.
+    def newest(
+        self, session: str, after: int, limit: int, project: Project | None
+    ) -> list[Event] | None:
+        """Return the events after a seq if the next one is in the newest chunk; None otherwise.
 
-        Retention never removes that chunk.
+        Retention never removes that chunk. A live reader nearly always wants this one.
         """
         tail = self._tails.get(session)
-        return bool(tail) and tail[-1].expected_seq <= after
+        if tail is None:
+            return None
+        append = tail[-1]
+        skipped = after - append.expected_seq
+        if skipped < 0 or after >= append.seq:
+            return None
+        first, entries = append.expected_seq + 1, append.entries
+        return events_of(session, append.epoch, append.at, first, entries, skipped, limit, project)
 
     def is_new(self, session: str, after: int, now: float) -> bool:
         """Whether the event after this seq was committed a moment ago. `now`: see `add`."""

@@ -184,12 +184,16 @@ class HostLocks:
 
     def hold_again(self) -> None:
         """Take the held locks again, in case this program has dropped them by accident."""
-        with _lock, self._translated("lock"):
-            shared = self._usable()
+        with _lock:
             # If another process has locked one of these bytes meanwhile, this raises. That cannot
-            # happen by itself, because ids are never issued twice.
-            for host_id in self._mine:
-                fcntl.lockf(shared.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, host_id)
+            # happen by itself, because ids are never issued twice. Every commit calls this, so it
+            # saves the context manager of the other methods.
+            try:
+                shared = self._usable()
+                for host_id in self._mine:
+                    fcntl.lockf(shared.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, host_id)
+            except OSError as exc:
+                raise translate(exc, self._path, "lock") from exc
 
     def check_file(self) -> None:
         """Raise `StoreError` if another file, or none, is at the path now.

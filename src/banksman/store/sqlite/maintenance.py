@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from banksman.errors import UsageError
-from banksman.store.log import Snapshot
+from banksman.store.log_values import Snapshot
 from banksman.store.sqlite import deleted_sessions, turn_table, usage_table
 from banksman.store.sqlite.append import keep_snapshot
 from banksman.store.sqlite.operations import WriterContext

@@ -80,6 +80,15 @@ def _key(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def identity(path: str) -> str:
+    """Return the identity of the store's file, which a copy of the file does not have.
+
+    Empty if the file is gone.
+    """
+    key = _key(path)
+    return "" if key is None else f"{key[0]:x}:{key[1]:x}"
+
+
 # Open the store's file: create it privately if missing, check it, and open it as far as permitted.
 #
 # This module opens only a file that did not exist by other means than SQLite. To close any fd of a

@@ -1,13 +1,13 @@
-"""Base classes of operations for the writer thread, their failure rules, and their context.
+"""Base classes of the operations that write, their failure rules, and their context.
 
 Most of the operations are in `append.py`, `ownership.py` and `maintenance.py`, and
-`writer_thread.py` performs them. `WriterContext` also registers this process as a host of the
+`group_writer.py` performs them. `WriterContext` also registers this process as a host of the
 store.
 
-The event loop creates an operation, the writer thread performs it, and the loop settles it. Each
-operation belongs to one thread at a time, so it needs no lock. `error` is the reason why it failed,
-or None. An operation that is refused raises before it writes anything. So the other operations of
-its group can continue in the same transaction.
+The event loop creates an operation, the writer thread or the loop itself performs it, and the loop
+settles it. Each operation belongs to one thread at a time, so it needs no lock. `error` is the
+reason why it failed, or None. An operation that is refused raises before it writes anything. So the
+other operations of its group can continue in the same transaction.
 
 **Failures.** A writer's call rests on its earlier appends and on its epoch. After an append or an
 advance has failed, the calls queued behind it fail too, until the writer has received the first
@@ -34,7 +34,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from banksman.errors import NotOwner, Refused, StoreError, UsageError
-from banksman.store.log import Done
+from banksman.store.log_values import Done
 from banksman.store.sqlite.host_locks import HostLocks, HostProcess, identity
 
 log = logging.getLogger("banksman")
@@ -45,7 +45,10 @@ LOST_CHUNKS_MAX = 1 << 20
 
 
 class WriterContext:
-    """State of the writer thread: its connection, its host identity, and undelivered failures."""
+    """The writing connection, the identity of this host, and undelivered failures.
+
+    Belongs to the thread that performs a group.
+    """
 
     def __init__(self, connection: sqlite3.Connection, path: str, address: str) -> None:
         self.connection = connection
@@ -185,7 +188,7 @@ class WriterContext:
 
 
 class Operation:
-    """A unit of work for the writer thread.
+    """A unit of work in a transaction of a group.
 
     `settled`: called in the event loop when the operation has succeeded or failed.
     """
@@ -202,6 +205,8 @@ class Operation:
     size = 0
     # Whether the operation may wait a few milliseconds for others, see `OperationBatch`.
     can_wait = False
+    # Whether the event loop may perform the operation itself, see `group_writer.py`.
+    is_quick = False
 
     def __init__(self, settled: Callable[[Any], None]) -> None:
         self.error: Exception | None = None

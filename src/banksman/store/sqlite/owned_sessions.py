@@ -7,14 +7,14 @@ may still belong to this host. The log then serves it like any other session.
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Callable
 
 from banksman.core.session.event import Event, Project
 from banksman.errors import StoreError
 from banksman.store.log import LogTail
 from banksman.store.sqlite.append import AppendOperation, RecentChunks
-from banksman.store.sqlite.ownership import HeldSession
+from banksman.store.sqlite.ownership import ClaimedSession
 from banksman.store.sqlite.tail_wait import Lookup, TailWaiters
 
 
@@ -25,9 +25,8 @@ class OwnedSessions:
     """
 
     def __init__(self, look: Lookup) -> None:
-        self._loop = asyncio.get_running_loop()
         self._look = look
-        self._held: dict[str, HeldSession] = {}
+        self._held: dict[str, ClaimedSession] = {}
         self._recent = RecentChunks()
         self.waiting = TailWaiters(look, self._held)
 
@@ -37,7 +36,7 @@ class OwnedSessions:
     def __contains__(self, session: str) -> bool:
         return session in self._held
 
-    def add(self, session: str, held: HeldSession) -> None:
+    def add(self, session: str, held: ClaimedSession) -> None:
         """Add a session that was claimed."""
         self._held[session] = held
         # From here on the watch skips the session, because only this host writes it. So the waiters
@@ -57,11 +56,10 @@ class OwnedSessions:
 
     def on_appended(self, append: AppendOperation) -> None:
         """Keep the events of an append, and wake their waiters."""
-        append.lighten()
         held = self._held.get(append.session)
         if held is not None:
             held.seq = append.seq
-            self._recent.add(append, self._loop.time())
+            self._recent.add(append, time.monotonic())
         self.waiting.on_committed(append.session, append.seq)
 
     def on_deleted(self, session: str, number: int | None) -> None:
@@ -85,11 +83,13 @@ class OwnedSessions:
         moment was removed meanwhile, a live reader would have got it before. So the file is asked
         only for older events.
         """
+        events = self._recent.newest(session, after, limit, project)
+        if events is not None:
+            return events
         events = self._recent.read(session, after, limit, project)
         is_kept = (
             events is None
-            or self._recent.is_newest(session, after)
-            or (is_live and self._recent.is_new(session, after, self._loop.time()))
+            or (is_live and self._recent.is_new(session, after, time.monotonic()))
             or self._look.place(session).head.first <= after + 1
         )
         return events if is_kept else None

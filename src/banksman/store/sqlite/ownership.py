@@ -35,7 +35,7 @@ log = logging.getLogger("banksman")
 
 
 @dataclass(slots=True)
-class HeldSession:
+class ClaimedSession:
     """A session that this handle has claimed.
 
     `epoch`: the epoch of the claim; an advance may have raised it since. `number`: the identity.
@@ -49,7 +49,7 @@ class HeldSession:
     seq: int
 
 
-def claim(work: WriterContext, session: str, name: str | None, agent: str | None) -> HeldSession:
+def claim(work: WriterContext, session: str, name: str | None, agent: str | None) -> ClaimedSession:
     """Claim a session for this host, see `Log.claim`."""
     assert work.host is not None
     # If the lock file was removed, other hosts cannot see this host and would take it for dead.
@@ -60,7 +60,7 @@ def claim(work: WriterContext, session: str, name: str | None, agent: str | None
     # The seq is final. From this transaction on the former owner's appends carry an old epoch, and
     # the writer refuses them.
     number, seq = work.row("SELECT number, seq FROM sessions WHERE id = ?", session)
-    return HeldSession(epoch, number, seq)
+    return ClaimedSession(epoch, number, seq)
 
 
 def _claimed_epoch(work: WriterContext, session: str, name: str | None, agent: str | None) -> int:

@@ -17,15 +17,21 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import StoreDamaged
-from banksman.store.log import Page, PositionedEvent, ProjectOf, Snapshot
-from banksman.store.position import BEGINNING, Position, history_lost
+from banksman.store.log_values import (
+    BEGINNING,
+    Page,
+    Position,
+    PositionedEvent,
+    ProjectOf,
+    Snapshot,
+)
 
 # Size of a chunk besides its blob: the row's other columns, and its index entry.
 CHUNK_BYTES = 128
@@ -52,9 +58,8 @@ _HAS_NEIGHBOURS = """(
 )"""
 
 
-def packed(entries: Iterable[Entry]) -> bytes:
-    """Encode the entries of a chunk. Raises TypeError or ValueError for an invalid entry."""
-    return _encoder.encode(entries)
+# Encodes the entries of a chunk. Raises TypeError or ValueError for an invalid entry.
+packed: Callable[[Iterable[Entry]], bytes] = _encoder.encode
 
 
 def checksum(session: str, first: int, epoch: int, blob: bytes) -> int:
@@ -255,8 +260,7 @@ def read_many(
     connection.execute("BEGIN")  # One consistent view for all queries.
     try:
         ((newest,),) = connection.execute("SELECT coalesce(max(id), 0) FROM chunks").fetchall()
-        if after.chunk > newest:
-            raise history_lost(after.text)
+        after.check(newest)
         gaps = {
             session: first - 1
             for session, first in connection.execute(

@@ -1,7 +1,7 @@
 """Temporary file for `Log.restore`: collect, check and encode a history before it is copied.
 
-`Spool` fills the file, attaches it to the writer's connection, and discards it. The transaction
-that copies it into the store is `maintenance.restore`.
+`HistorySpool` fills the file, attaches it to the writer's connection, and discards it. The
+transaction that copies it into the store is `maintenance.restore`.
 
 The source of a history may be slow, and the store has one write lock for all hosts. A slow
 transaction would make the other hosts wait, and fail. So the restore does not touch the store until
@@ -30,7 +30,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from banksman.errors import StoreError
-from banksman.store.log import Chunk
+from banksman.store.log_values import Chunk
 from banksman.store.preconditions import checked
 from banksman.store.sqlite.operations import WriterContext
 from banksman.store.sqlite.pages import CHUNK_BYTES, checksum, packed
@@ -60,7 +60,7 @@ class History(NamedTuple):
     weight: int
 
 
-class Spool:
+class HistorySpool:
     """A history on its way into the store.
 
     `fill` is called once, in a worker thread. `discard` may be called from any thread at any time;

@@ -9,17 +9,18 @@ The engine implements the protocol of `store/log.py` at one of two durability le
 
 Two threads do the work that may block: one writes (`writer_thread.py`), and one reads histories
 (`worker_threads.py`). `worker_threads.py` also connects both threads with the event loop. The
-loop's own thread runs only short lookups that cannot block on another process (`tail_wait.py`).
+loop's own thread runs short lookups that cannot block on another process (`tail_wait.py`). At the
+level `normal` it also commits small groups (`group_writer.py`).
 
 Several hosts may have the file open. Locks show which hosts are alive (`host_locks.py`), and the
 session's row names its owner. Every change of a session happens under the store's write lock, as a
 compare-and-set: the caller names the values that it believes to be stored.
 
-After `close` every call raises `StoreError` or completes with it. The exception is `release`,
-because the close has already released everything.
+After `close` every call raises `StoreError` or completes with it, except `release`: the close has
+released everything.
 
-A forked child has copies of these objects, but neither the threads nor the locks. The child must
-open the store again. The inherited objects do nothing there, and they do not hang.
+A forked child has no threads and no locks, so it must open the store again. The inherited objects
+do nothing there, and do not hang.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from typing import Any
 
 from banksman.core.session.event import Entry, Event, Project
 from banksman.errors import NotOwner, StoreError, UsageError
-from banksman.store.log import (
+from banksman.histogram import Histogram
+from banksman.store.log import LogPhase, LogTail, OwnershipListener
+from banksman.store.log_values import (
     READ_EVENTS_MAX,
     Chunk,
     Done,
     Head,
     KnownSession,
-    LogPhase,
-    LogTail,
     MultiSessionPage,
     Owner,
-    OwnershipListener,
     Page,
+    Position,
     ProjectOf,
     Snapshot,
     TurnPlace,
@@ -54,7 +55,6 @@ from banksman.store.log import (
     UsageRow,
 )
 from banksman.store.memory_session import TurnIndexes
-from banksman.store.position import Position, history_lost
 from banksman.store.preconditions import check_after, check_seq, check_text, checked_limit
 from banksman.store.sqlite import (
     deleted_sessions,
@@ -69,10 +69,10 @@ from banksman.store.sqlite.append import AppendOperation
 from banksman.store.sqlite.maintenance import Deleted, SqliteRetention
 from banksman.store.sqlite.operations import OwnerChange, WriterOperation
 from banksman.store.sqlite.owned_sessions import OwnedSessions
-from banksman.store.sqlite.ownership import HeldSession, ReleaseOperation
-from banksman.store.sqlite.spool import Spool
-from banksman.store.sqlite.worker_threads import StoreThreads
-from banksman.store.usage import SessionUsageReader, UsageTable, checked_query, merged
+from banksman.store.sqlite.ownership import ClaimedSession, ReleaseOperation
+from banksman.store.sqlite.spool import HistorySpool
+from banksman.store.sqlite.worker_threads import StoreThreads, complete
+from banksman.store.usage_sums import SessionUsageReader, UsageTable, checked_query, merged
 
 LEVELS = ("full", "normal")
 # Larger than every seq. SQLite integers have 64 bits.
@@ -112,7 +112,7 @@ class SqliteLog:
         # Number of the last failure that a writer has received. See `operations.py`.
         self._told = 0
         # The histories that `restore` is copying into the store.
-        self._spools: set[Spool] = set()
+        self._spools: set[HistorySpool] = set()
         # Completions of calls made after the close began. They run after all earlier completions.
         self._late: list[Callable[[], None]] = []
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -126,9 +126,8 @@ class SqliteLog:
         self._look = self._bridge.look
         self._owned = OwnedSessions(self._look)
         self._waiting = self._owned.waiting
-        # In-memory index of turns, for a read-only file whose index table cannot be completed.
+        # In memory, for a read-only file whose tables of turns and of usage cannot be completed.
         self._turns = TurnIndexes(self.read)
-        # The same for usage.
         self._usage = SessionUsageReader(self.read)
 
     def __repr__(self) -> str:
@@ -136,6 +135,11 @@ class SqliteLog:
             f"<SqliteLog {self.path!r} {self._phase.name} "
             f"owned={len(self._owned)} waiting={len(self._waiting)}>"
         )
+
+    @property
+    def identity(self) -> str:
+        """The identity of the file: a copy has its sessions, and another identity."""
+        return open_file.identity(self.path)
 
     # -- owning -----------------------------------------------------------------------------------
     async def claim(
@@ -153,7 +157,7 @@ class SqliteLog:
         )
         return held.epoch
 
-    def _on_claimed(self, session: str, held: HeldSession, is_wanted: bool) -> None:
+    def _on_claimed(self, session: str, held: ClaimedSession, is_wanted: bool) -> None:
         self._owned.add(session, held)
         if not is_wanted:
             self.release(session, held.epoch)
@@ -194,7 +198,7 @@ class SqliteLog:
         done: Done,
         snapshot: bytes | None = None,
     ) -> None:
-        if self._is_late(session, done):
+        if self._phase is not LogPhase.OPEN and self._is_late(session, done):
             return
         self._bridge.put(
             AppendOperation(
@@ -230,7 +234,7 @@ class SqliteLog:
         def restored(*_: object) -> None:
             self._waiting.on_committed(session, self._look.place(session).head.seq)
 
-        spool = Spool(self.path)
+        spool = HistorySpool(self.path)
         self._spools.add(spool)
         try:
             history = await asyncio.to_thread(spool.fill, session, chunks)
@@ -273,7 +277,7 @@ class SqliteLog:
     def recent(
         self, session: str, after: int, limit: int, project: Project | None = None
     ) -> list[Event] | None:
-        if self._phase is not LogPhase.OPEN or session not in self._owned:
+        if self._phase is not LogPhase.OPEN:
             return None
         return self._owned.recent(session, after, limit, project, is_live=True)
 
@@ -333,8 +337,7 @@ class SqliteLog:
     async def wait_past_position(self, position: str) -> None:
         place = Position.of(position)
         self._check_open()
-        if place.chunk > self._look.newest_chunk():
-            raise history_lost(position)
+        place.check(self._look.newest_chunk())
         await self._waiting.wait_past_chunk(place.whole)
 
     # -- the sessions of the store ----------------------------------------------------------------
@@ -442,14 +445,22 @@ class SqliteLog:
     def counters(self) -> Mapping[str, float]:
         return self._bridge.counters()
 
+    @property
+    def commit_times(self) -> Histogram:
+        return self._bridge.commit_times
+
     # -- completions ------------------------------------------------------------------------------
     def on_group(self) -> None:
         self._waiting.on_group()
 
     def _on_appended(self, append: AppendOperation) -> None:
-        if append.error is None and append.entries:
+        if append.error is not None:
+            self._on_told(append)
+            return
+        # Nearly every append. It carries no failure.
+        if append.entries:
             self._owned.on_appended(append)
-        self._on_told(append)
+        complete(append.session, append.done, None)
 
     def _on_told(self, call: WriterOperation) -> None:
         # Set before the callback runs, so that the writer can resume from inside its `done`.
@@ -457,7 +468,7 @@ class SqliteLog:
         error: Any = call.error
         if isinstance(error, NotOwner) and call.is_of_owner:
             self._owned.drop(call.session, call.epoch)
-        _complete(call.session, call.done, error)
+        complete(call.session, call.done, error)
 
     # -- closing ----------------------------------------------------------------------------------
     def _check_open(self) -> None:
@@ -477,7 +488,7 @@ class SqliteLog:
         if self._phase is LogPhase.OPEN:
             return False
         error = StoreError("the log is closed", session=session)
-        answer = partial(_complete, session, done, error)
+        answer = partial(complete, session, done, error)
         if self._phase is LogPhase.CLOSING:
             self._late.append(answer)
         else:
@@ -492,11 +503,3 @@ class SqliteLog:
             answer()
         self._late.clear()
         self._closed.set_result(None)
-
-
-def _complete(session: str, done: Done, error: StoreError | NotOwner | None) -> None:
-    try:
-        done(error)
-    except Exception:
-        # This is a bug of one writer. The other writers still need their completions.
-        log.exception("callback of a writer failed (session=%s)", session)

@@ -19,11 +19,13 @@ import os
 import sqlite3
 import time
 from contextlib import closing
+from pathlib import Path
 from urllib.parse import quote
 
 from msgspec import Struct
 
-from banksman.core.dialects.unknown import UNKNOWN
+from banksman.core.dialects.log_dialect import UNKNOWN
+from banksman.core.process_facts import Born
 from banksman.core.session import history as pasts
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
@@ -39,10 +41,6 @@ FAULTS_MAX = 5
 # SQLite calls the progress handler after this many of its steps, every few milliseconds.
 _STEPS = 100_000
 _BUSY_SECONDS_MAX = 2.0
-
-# The last process that was started for a session: boot id, then pid and start time of the process,
-# of its keeper and of its host.
-Born = tuple[str, int, int, int, int, int, int]
 
 
 class UnsettledSession(Struct, frozen=True):
@@ -95,6 +93,23 @@ def look(path: str | os.PathLike[str], *, reads_sessions: bool = True) -> StoreH
             return _look(connection, path, reads_sessions)
     except (sqlite3.Error, OSError) as exc:
         raise translate(exc, path, "read") from exc
+
+
+def check_schema(path: Path) -> None:
+    """Check that this version can use a store as it is. A store that does not exist is fine.
+
+    A migration would take the store away from the older version that uses it. Raises `StoreError`.
+    """
+    if not path.exists():
+        return
+    try:
+        with closing(_connected(str(path))) as connection:
+            version = tables.version_of(connection, str(path))
+    except sqlite3.Error as exc:
+        raise StoreError(f"cannot read the store {path}: {exc}") from exc
+    if version not in (0, tables.SCHEMA):
+        message = f"the store has schema {version}, this version {tables.SCHEMA}"
+        raise StoreError(message, hint="stop the server, and start the new version")
 
 
 def names(path: str | os.PathLike[str], limit: int) -> list[str]:

@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from banksman.errors import StoreError, StoreReadOnly
-from banksman.store.log import Head, KnownSession, Owner
+from banksman.store.log_values import Head, KnownSession, Owner
 from banksman.store.sqlite.host_locks import HostLocks, HostProcess, is_there
-from banksman.store.sqlite.ownership import HeldSession
+from banksman.store.sqlite.ownership import ClaimedSession
 from banksman.store.sqlite.sqlite_errors import translate
 from banksman.store.tails import Tails
 
@@ -188,7 +188,7 @@ class TailWaiters:
     `owned`: the sessions that only this host writes. The caller keeps this mapping up to date.
     """
 
-    def __init__(self, look: Lookup, owned: Mapping[str, HeldSession]) -> None:
+    def __init__(self, look: Lookup, owned: Mapping[str, ClaimedSession]) -> None:
         self._loop = asyncio.get_running_loop()
         self._look = look
         self._owned = owned

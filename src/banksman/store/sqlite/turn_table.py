@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from banksman.store.log import TurnPlace
+from banksman.store.log_values import TurnPlace
 from banksman.store.memory_session import Mark, marks_of
 from banksman.store.sqlite.operations import WriterContext
 from banksman.store.sqlite.pages import unpacked

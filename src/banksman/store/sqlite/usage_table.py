@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from banksman.core.dialects.tokens import Tokens
 from banksman.core.session.event import Entry
-from banksman.core.session.usage import Usage
-from banksman.core.session.usage_events import additions
+from banksman.core.session.usage import Usage, additions
 from banksman.errors import StoreDamaged
-from banksman.store.log import UsageRow
+from banksman.store.log_values import UsageRow, day_of
 from banksman.store.sqlite.operations import WriterContext
 from banksman.store.sqlite.pages import unpacked
 from banksman.store.sqlite.tables import has_usage
-from banksman.store.usage import UsageQuery, day_of, sorted_rows
+from banksman.store.usage_sums import UsageQuery, sorted_rows
 
 log = logging.getLogger("banksman")
 
@@ -34,7 +33,8 @@ PIECE_BYTES_MAX = 4 << 20
 PIECE_SESSIONS_MAX = 1000
 
 _ADD = """
-INSERT INTO usage SELECT ?, id, agent, ?, ?, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? {}
+INSERT INTO usage
+SELECT ?, id, coalesce(?, agent), ?, ?, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? {}
 ON CONFLICT (day, session, agent, caller) DO UPDATE SET
     input = input + excluded.input,
     output = output + excluded.output,
@@ -65,24 +65,25 @@ class FoundUsage(NamedTuple):
     uncounted: list[UncountedSession]
 
 
-def keep(work: WriterContext, session: str, at: float, entries: Iterable[Entry]) -> None:
+def keep(work: WriterContext, session: str, at: float, entries: Sequence[Entry]) -> None:
     """Add the usage of an append whose events are written, unless the session is behind."""
     rows = _rows(session, at, entries)
     if rows:
         work.executemany(_ADD_COUNTED, rows)
 
 
-def _rows(session: str, at: float, entries: Iterable[Entry]) -> list[tuple[Any, ...]]:
+def _rows(session: str, at: float, entries: Sequence[Entry]) -> list[tuple[Any, ...]]:
     return [
         (
             day_of(at),
+            other_agent,
             caller or "",
             *(used.tokens.input, used.tokens.output),
             *(used.tokens.cache_read, used.tokens.cache_write),
             *(used.usd, used.working_seconds, used.turns),
             session,
         )
-        for caller, used in additions(entries)
+        for caller, other_agent, used in additions(entries)
     ]
 
 

@@ -1,7 +1,8 @@
 """Reader thread of the store, and the bridge between its two threads and the event loop.
 
 `StoreThreads`, the bridge, opens the store, starts both threads, and settles their results in the
-loop. It collects operations (`operation_batch.py`) for the writer thread (`writer_thread.py`).
+loop. It collects operations (`operation_batch.py`), commits them in the loop (`group_writer.py`) or
+passes them to the writer thread (`writer_thread.py`).
 
 The reader thread reads and decodes histories, so that the event loop waits neither for the disk nor
 for the decoding. One reader is enough: a page takes a fraction of a millisecond, most of it in
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import sqlite3
 import threading
@@ -21,14 +23,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from banksman.errors import BanksmanError, StoreError
+from banksman.errors import BanksmanError, NotOwner, StoreError
+from banksman.histogram import Histogram
+from banksman.store.log_values import Done
 from banksman.store.operation_batch import OperationBatch
 from banksman.store.sqlite import open_file
+from banksman.store.sqlite.group_writer import GroupWriter
 from banksman.store.sqlite.maintenance import SqliteRetention
 from banksman.store.sqlite.operations import AwaitedOperation, Operation, WriterContext
 from banksman.store.sqlite.sqlite_errors import translate
 from banksman.store.sqlite.tail_wait import Lookup
 from banksman.store.sqlite.writer_thread import WriterThread
+
+log = logging.getLogger("banksman")
 
 
 class ReadRequest:
@@ -86,6 +93,8 @@ class ReaderThread:
             if request.is_wanted():
                 self._answer(request)
                 self._hand_over(request)
+            # The thread waits for the next request. Its caller may be gone by then.
+            del request
         self._hand_over(None)
 
     def _answer(self, request: ReadRequest) -> None:
@@ -158,14 +167,25 @@ class StoreThreads:
                 raise translate(exc, path, "open") from exc
             raise
         self._unsettled: list[Operation] = []
+        # Operations in the writer thread whose results have not arrived.
+        self._in_thread = 0
         self._threads_left = 2
         self._work = WriterContext(writing, path, address)
         this: weakref.ReferenceType[StoreThreads] = weakref.ref(self)
-        self._writer = WriterThread(
+        self._group_writer = GroupWriter(
             self._work,
             path=path,
             presence=self._opening.presence,
             is_full=level == "full",
+            is_writable=self._opening.is_writable,
+        )
+        # Retention is applied after each commit, and reads the file.
+        self._is_threaded = level == "full" or bool(retention)
+        self._writer = WriterThread(
+            self._work,
+            self._group_writer,
+            path=path,
+            presence=self._opening.presence,
             is_writable=self._opening.is_writable,
             retention=retention,
             hand_over=partial(_hand_over, self._loop, this, StoreThreads._on_group),
@@ -175,7 +195,7 @@ class StoreThreads:
             path=path,
             hand_over=partial(_hand_over, self._loop, this, StoreThreads._on_read),
         )
-        self._batch = OperationBatch(self._loop, self._writer.put)
+        self._batch = OperationBatch(self._loop, self._write)
         self.put = self._batch.add
         self._lost = weakref.finalize(self, _stop, self._writer, self._reader)
         # Not at interpreter exit: an exit handler that closes the log may run after this finalizer.
@@ -203,7 +223,11 @@ class StoreThreads:
 
     def counters(self) -> Mapping[str, float]:
         """Return the writer's totals. The writer never changes an object that it has published."""
-        return self._writer.written._asdict()
+        return self._group_writer.written._asdict()
+
+    @property
+    def commit_times(self) -> Histogram:
+        return self._group_writer.commit_times
 
     async def call(
         self,
@@ -245,6 +269,24 @@ class StoreThreads:
         else:
             request.settled(request)
 
+    def _write(self, group: list[Operation]) -> None:
+        """Commit a group here if that is quick, or pass it to the writer thread."""
+        is_done = False
+        try:
+            if not self._in_thread and not self._is_threaded:
+                is_done = self._group_writer.try_now(group)
+        except BaseException:
+            # A KeyboardInterrupt. The callers of the group still need their completions.
+            is_done = self._group_writer.has_committed
+            raise
+        finally:
+            if is_done:
+                self._unsettled += group
+                self._settle()
+            else:
+                self._in_thread += len(group)
+                self._writer.put(group)
+
     def _on_group(self, group: list[Operation]) -> None:
         """Settle a group in the event loop, in the order of the calls.
 
@@ -253,6 +295,7 @@ class StoreThreads:
         if not group:
             self._on_thread_ended()
             return
+        self._in_thread -= len(group)
         self._unsettled += group
         self._settle()
 
@@ -277,6 +320,8 @@ class StoreThreads:
         This does not use the finalizer, which is dead at exit.
         """
         if self._lost.detach() is not None:
+            # A commit here would call back into the caller.
+            self._is_threaded = True
             self._batch.flush()
             _stop(self._writer, self._reader)
 
@@ -345,3 +390,12 @@ def _resolve(future: asyncio.Future[Any], value: Any, error: Exception | None) -
         future.set_result(value)
     else:
         future.set_exception(error)
+
+
+def complete(session: str, done: Done, error: StoreError | NotOwner | None) -> None:
+    """Tell a caller in the event loop how its change ended."""
+    try:
+        done(error)
+    except Exception:
+        # This is a bug of one writer. The other writers still need their completions.
+        log.exception("callback of a writer failed (session=%s)", session)

@@ -170,6 +170,7 @@ VERBS.add("text", "LINE", fake_script.say)
 VERBS.add("raw", "LINE", fake_script.raw)
 VERBS.add("hang", "", fake_script.hang)
 VERBS.add("touch", "PATH", fake_script.touch)
+VERBS.add("wait", "PATH", fake_script.wait_path)
 VERBS.add("await", "PATH", fake_script.wait_path)
 VERBS.add("exit", "CODE", fake_script.leave)
 

@@ -29,6 +29,7 @@ one. Plain words do not, where the API shows (Claude Code) that they are not a s
     @@think WORDS                 a thinking block, or the equivalent of the API
     @@tool NAME JSON              call a tool; adjacent ones are called in parallel
     @@sleep SECONDS               a pause; before any output, the headers wait too
+    @@wait PATH                   a pause until the file exists
     @@hang                        stop sending; before any output, not even the headers are sent
     @@stall                       like @@hang, but send the headers and the start of the message
     @@error STATUS [TIMES]        an HTTP error; no output may come before it

@@ -69,6 +69,12 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    line: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hang:
     line: str
 
@@ -125,15 +131,14 @@ class Drop:
     times: int | None
 
 
+Pause = Sleep | Wait | Hang | Stall
 Directive = (
     Text
     | Slow
     | Big
     | Think
     | ToolCall
-    | Sleep
-    | Hang
-    | Stall
+    | Pause
     | Overflow
     | HttpError
     | Throttle
@@ -239,6 +244,10 @@ def _sleep(line: str, rest: str) -> Sleep:
     return Sleep(line, _seconds(rest))
 
 
+def _wait(line: str, rest: str) -> Wait:
+    return Wait(line, _words(rest))
+
+
 def _hang(line: str, rest: str) -> Hang:
     _fields(rest, 0, 0)
     return Hang(line)
@@ -297,6 +306,7 @@ _READERS: dict[str, Callable[[str, str], Directive]] = {
     "think": _think,
     "tool": _tool,
     "sleep": _sleep,
+    "wait": _wait,
     "hang": _hang,
     "stall": _stall,
     "error": _error,

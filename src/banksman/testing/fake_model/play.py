@@ -23,9 +23,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, ParamSpec
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec
 
-from banksman.testing.fake_model import account_limits, directives
+from banksman.testing.fake_model import directives
 from banksman.testing.fake_model.apis import Api, Entry, ModelCall, ModelEvent, Who
 from banksman.testing.fake_model.http1 import HttpRefusal, HttpReply, ModelConnection
 
@@ -33,6 +34,8 @@ Words = ParamSpec("Words")
 
 # Longer than any test, but finite.
 HANG_SECONDS_MAX = 3_600.0
+# A file has no event for its creation.
+LOOK_SECONDS = 0.01
 BIG_DELTA_BYTES = 4_096
 # Lines of realistic length for the text of a model.
 BIG_LINE = "x" * 63 + "\n"
@@ -48,6 +51,8 @@ AGENTS_WORDS = (
 # Number of counters for directives with TIMES. The oldest is dropped first, and its directive would
 # fail again.
 PROMPTS_MAX = 10_000
+# Length of the window that the fake reports: five hours, the shorter window of both providers.
+WINDOW_MINUTES = 300
 LIMITED = (
     directives.HttpError,
     directives.Overflow,
@@ -214,13 +219,8 @@ class StepPlayer:
             case directives.Big(size_bytes=size_bytes):
                 for words in _big(size_bytes):
                     self._say(self._message.text, words)
-            case directives.Sleep(seconds=seconds):
-                self._connection.wait(seconds)
-            case directives.Hang():
-                self._hang()
-            case directives.Stall():
-                self._start()
-                self._hang()
+            case directives.Sleep() | directives.Wait() | directives.Hang() | directives.Stall():
+                self._pause(directive)
             case directives.HttpError(status=status):
                 raise HttpRefusal(status, f"scripted: {directive.line}")
             case directives.Overflow():
@@ -232,7 +232,7 @@ class StepPlayer:
             case directives.AccountLimit(seconds=seconds):
                 self._refuse_account(directive.line, seconds)
             case directives.AccountUsed(percent=percent, seconds=seconds):
-                self._reply.fields |= account_limits.headers(
+                self._reply.fields |= limit_headers(
                     self._api.name, used_percent=percent, resets_at=_wall_clock(seconds)
                 )
             case directives.SseError():
@@ -241,6 +241,18 @@ class StepPlayer:
                 self._drop()
         return None
 
+    def _pause(self, pause: directives.Pause) -> None:
+        match pause:
+            case directives.Sleep(seconds=seconds):
+                self._connection.wait(seconds)
+            case directives.Wait(path=path):
+                self._wait(Path(path))
+            case directives.Hang():
+                self._hang()
+            case directives.Stall():
+                self._start()
+                self._hang()
+
     def _refuse_account(self, line: str, seconds: int) -> NoReturn:
         name, resets_at = self._api.name, _wall_clock(seconds)
         raise HttpRefusal(
@@ -248,9 +260,9 @@ class StepPlayer:
             f"scripted: {line}",
             headers={
                 "Retry-After": str(seconds),
-                **account_limits.headers(name, used_percent=100, resets_at=resets_at),
+                **limit_headers(name, used_percent=100, resets_at=resets_at),
             },
-            fields=account_limits.error_fields(name, resets_at=resets_at),
+            fields=limit_error_fields(name, resets_at=resets_at),
         )
 
     def _start(self) -> None:
@@ -274,6 +286,13 @@ class StepPlayer:
             if number > 1:
                 self._connection.wait(slow.seconds)
             self._say(self._message.text, f"tick{number} " if slow.words is None else slow.words)
+
+    def _wait(self, path: Path) -> None:
+        until = time.monotonic() + HANG_SECONDS_MAX
+        while not path.exists():
+            if time.monotonic() > until:
+                raise Broken("hung_up")
+            self._connection.wait(LOOK_SECONDS)
 
     def _hang(self) -> None:
         self._connection.wait(HANG_SECONDS_MAX)
@@ -304,3 +323,38 @@ def _big(size_bytes: int) -> Iterator[str]:
     whole = BIG_LINE * (BIG_DELTA_BYTES // len(BIG_LINE))
     for at in range(0, size_bytes, BIG_DELTA_BYTES):
         yield whole[: size_bytes - at]
+
+
+# ── Usage windows of an account ──
+# Only the APIs of Claude Code and Codex have such windows. Another API answers a used up account
+# like a short throttle, with `Retry-After`.
+
+
+def limit_headers(api: str, *, used_percent: float, resets_at: int) -> dict[str, str]:
+    """Return the headers of an answer to an account with this use of its window."""
+    assert used_percent >= 0
+    if api == "anthropic":
+        status = "rejected" if used_percent >= 100 else "allowed"
+        prefix = "anthropic-ratelimit-unified"
+        return {
+            f"{prefix}-status": status,
+            f"{prefix}-reset": str(resets_at),
+            f"{prefix}-representative-claim": "five_hour",
+            f"{prefix}-5h-status": status,
+            f"{prefix}-5h-reset": str(resets_at),
+            f"{prefix}-5h-utilization": f"{used_percent / 100:g}",
+        }
+    if api == "responses":
+        return {
+            "x-codex-primary-used-percent": f"{used_percent:g}",
+            "x-codex-primary-window-minutes": str(WINDOW_MINUTES),
+            "x-codex-primary-reset-at": str(resets_at),
+        }
+    return {}
+
+
+def limit_error_fields(api: str, *, resets_at: int) -> dict[str, Any]:
+    """Return the fields of the error for an account whose window is used up."""
+    if api != "responses":
+        return {}
+    return {"type": "usage_limit_reached", "plan_type": "pro", "resets_at": resets_at}

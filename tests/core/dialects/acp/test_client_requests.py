@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.core.dialects.acp.acp_talk import ALL, SESSION, permission, ready
 
 from banksman.core.dialects.acp import Acp
-from banksman.core.dialects.dialect import Quirks
+from banksman.core.dialects.dialect import Decision, Quirks
 from banksman.core.dialects.meaning import (
     Meaning,
     NeedsConversation,
@@ -21,7 +21,6 @@ from banksman.core.dialects.meaning import (
     ToolEnded,
     TurnOver,
 )
-from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.pending_requests import THEIRS_MAX
 

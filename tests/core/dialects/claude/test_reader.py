@@ -280,6 +280,10 @@ def test_read_ignores_member_order_and_blanks() -> None:
         ),
         (b'{"type":"assistant","message":{"content":[{"type":"tool_use"}]}}', None),
         (b'{"type":"assistant","message":{"content":"of \\"tool_use\\""}}', None),
+        # First bytes and quoted words decide about most messages.
+        (b'{"type":"assistant","message":{"content":"of \\"usage\\""}}', None),
+        (b'{"type":"assistant","message":{"id":"m","usage":{"input_tokens":3}}}', UsageReported("m", Tokens(input=3))),
+        (b'{"type":"assistant","message":{"id":"m","usage":{"other":3}}}', None),
         (b'{"message":{"content":[{"type":"tool_use","id":"a"}]},"type":"assistant"}', ToolBegan(("a",))),
         (
             b'{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"a"}]}}',

@@ -230,6 +230,15 @@ def test_recording_matches_golden_projection(name: str) -> None:
         pytest.fail(f"{name}\n{_difference(expected, projected)}\n{REGOLDEN}", pytrace=False)
 
 
+@each_recording
+def test_frame_that_may_not_show_output_shows_none(name: str) -> None:
+    silent = [line for line in corpus.lines(name) if not CLAUDE.may_show_output(line)]
+    kinds_shown = {
+        update["sessionUpdate"] for line in silent for update in (*CLAUDE.project(line), *CLAUDE.partial(line))
+    }
+    assert kinds_shown <= {"usage_update", "tool_call_update"}
+
+
 REGOLDEN = "If that is meant: python -m tests.core.dialects.recordings.regolden, and look at what git diff shows."
 
 

@@ -13,9 +13,8 @@ from tests.core.dialects.recordings import corpus
 from tests.core.dialects.recordings.corpus import frames
 
 from banksman.core.dialects.claude import CLAUDE, writer
-from banksman.core.dialects.dialect import Registration, Setup
+from banksman.core.dialects.dialect import DENIED, Decision, Registration, Setup, Verdict
 from banksman.core.dialects.meaning import Requested, RequestPurpose
-from banksman.core.session.permissions import DENIED, Decision, Verdict
 from banksman.errors import UsageError
 
 REF = "0b5f7f2e-0000-4000-8000-000000000001"

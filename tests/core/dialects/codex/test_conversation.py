@@ -11,7 +11,7 @@ import pytest
 import banksman
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.codex.conversation import ENDED_TURNS_MAX, CodexProtocolState
-from banksman.core.dialects.dialect import ProtocolOutput, Setup
+from banksman.core.dialects.dialect import Decision, ProtocolOutput, Setup
 from banksman.core.dialects.meaning import (
     Meaning,
     NeedsConversation,
@@ -31,7 +31,6 @@ from banksman.core.dialects.meaning import (
     UsageReported,
 )
 from banksman.core.dialects.tokens import Tokens
-from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.pending_requests import OURS_MAX, THEIRS_MAX
 from banksman.errors import ErrorKind, UsageError

@@ -13,7 +13,7 @@ from tests.core.dialects.recordings.corpus import line
 
 from banksman.core.dialects.codex import CODEX, provider_errors
 from banksman.core.dialects.meaning import LimitsReported, LimitWindow, Noise, Retrying
-from banksman.core.wire.cut_text import CUT
+from banksman.core.wire.elided_text import CUT
 from banksman.errors import ErrorKind
 
 RESET = 1794994143

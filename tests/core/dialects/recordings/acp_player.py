@@ -26,7 +26,7 @@ from tests.core.dialects.recordings.corpus import Cut, Entry
 
 from banksman.core.dialects.acp import acp
 from banksman.core.dialects.acp.conversation import AcpProtocolState
-from banksman.core.dialects.dialect import ProtocolOutput, Quirks, Setup
+from banksman.core.dialects.dialect import Decision, ProtocolOutput, Quirks, Setup
 from banksman.core.dialects.meaning import (
     Meaning,
     NeedsConversation,
@@ -40,7 +40,6 @@ from banksman.core.dialects.meaning import (
     TurnOver,
     UsageReported,
 )
-from banksman.core.session.permissions import Decision
 from banksman.core.wire.framing import Framing, MixedChunk
 
 NAMES = sorted(path.stem for path in corpus.FOLDER.glob("acp*.jsonl"))

@@ -21,9 +21,8 @@ from typing import Any
 from tests.core.dialects.recordings import corpus
 
 from banksman.core.dialects.codex import CODEX
-from banksman.core.dialects.dialect import ProtocolOutput, ProtocolState, Setup
+from banksman.core.dialects.dialect import Decision, ProtocolOutput, ProtocolState, Setup
 from banksman.core.dialects.meaning import Meaning, NeedsConversation, Requested
-from banksman.core.session.permissions import Decision
 
 NAMES = sorted(path.stem for path in corpus.FOLDER.glob("codex-*.jsonl"))
 # An id that the client side never uses.

@@ -25,6 +25,7 @@ from tests.core.dialects.recordings import corpus
 from tests.core.dialects.recordings.corpus import Cut, Entry
 
 from banksman.core.dialects.claude import CLAUDE
+from banksman.core.dialects.dialect import Decision
 from banksman.core.process_facts import (
     Exited,
     FrameWritten,
@@ -59,7 +60,6 @@ from banksman.core.session.facts import (
     TimerFired,
 )
 from banksman.core.session.outcome import Outcome
-from banksman.core.session.permissions import Decision
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import ProcessPhase, PromptNaming, Session
 from banksman.core.session.step import step

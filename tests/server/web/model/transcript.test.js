@@ -214,6 +214,17 @@ test("a prompt is placed where its turn begins, and is separate until then", () 
   assert.deepEqual(transcript.waiting, []);
 });
 
+test("an edited prompt is shown as it is now, before and after it begins", () => {
+  const log = new Log().queued("t1", "first").add("turn.edited", { prompt: "second", priority: null, caller: "bob" });
+  const transcript = read(log.events);
+  assert.deepEqual(
+    transcript.waiting.map(({ text, priority }) => [text, priority]),
+    [["second", 10]],
+  );
+  transcript.append(log.started("t1").events.slice(-1));
+  assert.deepEqual(shown(transcript), ["prompt:second"]);
+});
+
 test("a withdrawn prompt is shown with its end, a preempted one waits again", () => {
   const withdrawn = read(new Log().queued("t1", "never").ended("t1", "withdrawn").events);
   assert.deepEqual([shown(withdrawn), withdrawn.waiting], [["prompt:never", "ended:withdrawn"], []]);

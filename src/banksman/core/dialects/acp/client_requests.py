@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from banksman.core.dialects.dialect import Quirks
+from banksman.core.dialects.dialect import Decision, Quirks
 from banksman.core.dialects.meaning import Requested, RequestPurpose
-from banksman.core.session.permissions import Decision
 from banksman.core.wire.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND, RpcCall, id_text
 from banksman.core.wire.partial_json import mapping, mappings, text
 

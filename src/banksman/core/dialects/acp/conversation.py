@@ -1,8 +1,7 @@
 """State of the ACP protocol with one agent process: handshake, turns, settings and requests.
 
-Lines that need memory are resolved here, and every frame to the agent starts here. The quirks of
-the agent's profile correct the meaning of a stop reason. `reader.py` reads the lines that need no
-memory.
+Lines that need memory are resolved here, and every frame to the agent starts here. `reader.py`
+reads the lines that need no memory.
 
 **Opening.** The first request is `initialize`. The second opens the conversation: a new one, or an
 old one by `session/resume`, load or fork, as the agent can. Then the wanted model and mode are set.
@@ -18,9 +17,8 @@ late agent replays concurrently with its other work, so this order is not certai
 agent must also be silent for a moment. If an agent never answers an unknown request, `hurry` ends
 the wait.
 
-**Turn.** A turn is a prompt and its answer. The answer has the stop reason. Some agents say
-`end_turn` for every kind of end. The quirks of their profile are applied here. The frame in the log
-stays unchanged; only its meaning is corrected.
+**Turn.** A turn is a prompt and its answer. The answer has the stop reason: see
+`provider_errors.judged`.
 """
 
 from __future__ import annotations
@@ -39,10 +37,12 @@ from banksman.core.dialects.acp import writer as content
 from banksman.core.dialects.acp.updates import NOTHING_SAID, SaidInTurn
 from banksman.core.dialects.acp.writer import Adjusted, Prompted, Purpose, Stage
 from banksman.core.dialects.dialect import (
+    Decision,
     Prompt,
     ProtocolOutput,
     Quirks,
     Setup,
+    Verdict,
     is_aside,
 )
 from banksman.core.dialects.meaning import (
@@ -59,7 +59,6 @@ from banksman.core.dialects.meaning import (
     UsageReported,
 )
 from banksman.core.dialects.tokens import NO_TOKENS, Tokens, tokens_in
-from banksman.core.session.permissions import Decision, Verdict
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcCall, RpcReply
 from banksman.core.wire.partial_json import mapping, text
@@ -127,14 +126,10 @@ class AcpProtocolState(Struct, frozen=True):
         if self.stage is Stage.READY:
             fitted = content.fitted(blocks, self.agent)
             if isinstance(fitted, str):
-                return ProtocolOutput(
-                    self, meanings=(TurnOver(refs=(ref,), is_error=True, error=fitted),)
-                )
+                return self._told(TurnOver(refs=(ref,), is_error=True, error=fitted))
             blocks = fitted
         if not self.exchange.ours.has_room:
-            return ProtocolOutput(
-                self, meanings=(TurnOver(refs=(ref,), is_error=True, error=NO_ROOM),)
-            )
+            return self._told(TurnOver(refs=(ref,), is_error=True, error=NO_ROOM))
         params = {"sessionId": self.conversation, "prompt": blocks}
         begun = replace(self, said=NOTHING_SAID, tools=(), counted=None)
         return begun._call(Prompted(ref), words.PROMPT, params)
@@ -216,8 +211,11 @@ class AcpProtocolState(Struct, frozen=True):
                 exchange, frames = self.exchange.reject(message)
                 return ProtocolOutput(replace(self, exchange=exchange), frames, (_NOISE,))
 
+    def _told(self, *meanings: Meaning) -> ProtocolOutput:
+        return ProtocolOutput(self, meanings=meanings)
+
     def _noise(self) -> ProtocolOutput:
-        return ProtocolOutput(self, meanings=(_NOISE,))
+        return self._told(_NOISE)
 
     # -- updates ----------------------------------------------------------------------------------
     def _hear_update(self, notice: Notification) -> ProtocolOutput:
@@ -235,7 +233,7 @@ class AcpProtocolState(Struct, frozen=True):
         protocol = replace(self, said=self.said.told(update)) if kind in reading.DEEDS else self
         match kind:
             case reading.THOUGHT:
-                return ProtocolOutput(protocol, meanings=(Thought(),))
+                return protocol._told(Thought())
             case "tool_call" | "tool_call_update":
                 tools = answering.with_tool(self.tools, update)
                 return ProtocolOutput(
@@ -256,14 +254,10 @@ class AcpProtocolState(Struct, frozen=True):
                 spent = words.spent(update)
                 if spent is None:
                     return ProtocolOutput(protocol)
-                return ProtocolOutput(
-                    replace(protocol, spent=spent), meanings=(UsageReported(spent=spent),)
-                )
+                return replace(protocol, spent=spent)._told(UsageReported(spent=spent))
             case reading.MESSAGE if (tokens := tokens_in(reading.usage_in(update))) is not None:
                 counted = tokens if self.counted is None else self.counted.plus(tokens)
-                return ProtocolOutput(
-                    replace(protocol, counted=counted), meanings=(UsageReported(tokens=counted),)
-                )
+                return replace(protocol, counted=counted)._told(UsageReported(tokens=counted))
             case _:
                 return ProtocolOutput(protocol)
 
@@ -277,7 +271,7 @@ class AcpProtocolState(Struct, frozen=True):
         if call.is_cut:
             # The agent waits, so even a request this large needs an answer: a refusal.
             return taken.refuse(request, "the request is too large")
-        return ProtocolOutput(taken, meanings=(request,))
+        return taken._told(request)
 
     def _hear_notice(self, notice: Notification) -> ProtocolOutput:
         id = jsonrpc.withdrawn(notice)
@@ -337,7 +331,6 @@ class AcpProtocolState(Struct, frozen=True):
 
     def _over(self, prompted: Prompted, reply: RpcReply) -> ProtocolOutput:
         """Return the boundary of a turn."""
-        protocol = self
         over = TurnOver(
             refs=(prompted.ref,),
             conversation=self.conversation,
@@ -347,24 +340,20 @@ class AcpProtocolState(Struct, frozen=True):
         result = reply.named
         reason = text(result.get("stopReason"))
         if reply.error is not None:
-            failure = reply.error
-            over = replace(
-                over,
-                is_error=True,
-                is_aborted=prompted.is_cancelled and failure.code == jsonrpc.REQUEST_CANCELLED,
-                is_overflow=words.is_overflow(failure),
-                error=words.failure_text(failure),
-                failure=provider_errors.failure(failure, words.failure_text(failure)),
+            return self._told(
+                provider_errors.failed(over, reply.error, is_cancelled=prompted.is_cancelled)
             )
-        elif reply.is_cut and reason is None:
+        if reply.is_cut and reason is None:
             failed = ProviderFailure(ErrorKind.PROTOCOL)
-            over = replace(over, is_error=True, error=TOO_LARGE, failure=failed)
-        else:
-            usage = mapping(result.get("usage")) or words.usage_beside(result)
-            protocol, tokens = self._counted(tokens_in(usage))
-            over = replace(over, stop_reason=reason, usage=usage or None, tokens=tokens)
-            over = replace(over, **self._judged(prompted, reason))
-        return ProtocolOutput(protocol, meanings=(over,))
+            return self._told(replace(over, is_error=True, error=TOO_LARGE, failure=failed))
+        usage = mapping(result.get("usage")) or words.usage_beside(result)
+        protocol, tokens = self._counted(tokens_in(usage))
+        over = replace(over, stop_reason=reason, usage=usage or None, tokens=tokens)
+        return protocol._told(
+            provider_errors.judged(
+                over, self.said, is_cancelled=prompted.is_cancelled, quirks=self.quirks
+            )
+        )
 
     def _counted(self, tokens: Tokens | None) -> tuple[AcpProtocolState, Tokens | None]:
         """Return the tokens of this turn, from the report at its end or from its model calls."""
@@ -375,29 +364,6 @@ class AcpProtocolState(Struct, frozen=True):
         has_restarted = tokens.total < self.total.total
         turn = tokens if has_restarted else tokens.minus(self.total)
         return replace(self, total=tokens), turn
-
-    def _judged(self, prompted: Prompted, reason: str | None) -> dict[str, Any]:
-        """Return the meaning of a stop reason, corrected by the agent's quirks."""
-        if prompted.is_cancelled and (
-            reason == "cancelled" or reason in self.quirks.cancel_may_say
-        ):
-            return {"is_aborted": True}
-        if reason == "cancelled":
-            # Some agents treat certain answers to their requests as a cancel, or give up with this
-            # reason.
-            return {"is_aborted": True, "error": "the agent cancelled the turn without a request"}
-        error = words.STOP_ERRORS.get(reason or "")
-        if error is None and self.quirks.has_failed(self.said.text):
-            error = self.said.text
-        if error is None and self.quirks.silence_is_error and self.said.is_nothing:
-            error = "the agent gave no output and reported no error"
-        if error is None:
-            return {}
-        return {
-            "is_error": True,
-            "error": error,
-            "failure": provider_errors.stopped(reason, error),
-        }
 
     # -- handshake --------------------------------------------------------------------------------
     def _hear_initialized(self, reply: RpcReply) -> ProtocolOutput:
@@ -462,9 +428,7 @@ class AcpProtocolState(Struct, frozen=True):
     def _adjust(self) -> ProtocolOutput:
         """Set the next pending setting, or finish the handshake."""
         if not self.wishes:
-            return ProtocolOutput(
-                replace(self, stage=Stage.READY), meanings=(Replied(self.request),)
-            )
+            return replace(self, stage=Stage.READY)._told(Replied(self.request))
         (name, value), *rest = self.wishes
         return replace(self, stage=Stage.ADJUSTING, wishes=tuple(rest))._set(None, name, value)
 
@@ -474,11 +438,7 @@ class AcpProtocolState(Struct, frozen=True):
         if choice is None or value is None or self.conversation is None:
             return self._not_set(request, words.not_offered(self.agent, name, wish, choice))
         if value == choice.current:
-            return (
-                self._adjust()
-                if request is None
-                else ProtocolOutput(self, meanings=(Replied(request),))
-            )
+            return self._adjust() if request is None else self._told(Replied(request))
         if not self.exchange.ours.has_room:
             return self._not_set(request, NO_ROOM)
         return self._call(
@@ -492,22 +452,18 @@ class AcpProtocolState(Struct, frozen=True):
         protocol = replace(self, offers=offers)
         if adjusted.request is None:
             return protocol._adjust()
-        return ProtocolOutput(protocol, meanings=(Replied(adjusted.request),))
+        return protocol._told(Replied(adjusted.request))
 
     def _not_set(self, request: str | None, error: str) -> ProtocolOutput:
         return (
-            self._refused(error)
-            if request is None
-            else ProtocolOutput(self, meanings=(Replied(request, error=error),))
+            self._refused(error) if request is None else self._told(Replied(request, error=error))
         )
 
     def _refused(self, error: str) -> ProtocolOutput:
-        return ProtocolOutput(
-            replace(self, stage=Stage.REFUSED), meanings=(Replied(self.request, error=error),)
-        )
+        return replace(self, stage=Stage.REFUSED)._told(Replied(self.request, error=error))
 
     def _forgot(self, error: str) -> ProtocolOutput:
-        return ProtocolOutput(replace(self, stage=Stage.REFUSED), meanings=(Forgot(error),))
+        return replace(self, stage=Stage.REFUSED)._told(Forgot(error))
 
 
 def _cancelled(purpose: Purpose) -> Purpose:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from banksman.core.dialects.dialect import Quirks, Setup, client
-from banksman.core.wire.cut_text import cut
+from banksman.core.wire.elided_text import cut
 from banksman.core.wire.jsonrpc import INVALID_PARAMS, Failure
 from banksman.core.wire.partial_json import mapping, mappings, number, text
 

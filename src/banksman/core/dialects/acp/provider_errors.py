@@ -1,18 +1,30 @@
-"""Failures in the replies of an ACP agent, as values. Pure functions.
+"""Failures in the replies of an ACP agent, as values, and the ends of turns. Pure functions.
 
 ACP has no field for the cause of a failure. An agent reports it as a JSON-RPC error whose text or
 data repeats the provider's words, or as a stop reason. The code -32000 means that a login is
 required. Some agents put the HTTP status into the data. Everything else is decided by the text.
+
+Some agents give the stop reason `end_turn` for every kind of end. `judged` applies the quirks of
+their profile. The frame in the log stays unchanged; only its meaning is corrected.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from banksman.core.dialects import failure_texts
-from banksman.core.dialects.acp.protocol_v1 import AUTH_REQUIRED
-from banksman.core.dialects.meaning import ProviderFailure
-from banksman.core.wire.jsonrpc import Failure
+from banksman.core.dialects.acp.protocol_v1 import (
+    AUTH_REQUIRED,
+    STOP_ERRORS,
+    failure_text,
+    is_overflow,
+)
+from banksman.core.dialects.acp.updates import SaidInTurn
+from banksman.core.dialects.dialect import Quirks
+from banksman.core.dialects.meaning import ProviderFailure, TurnOver
+from banksman.core.wire.jsonrpc import REQUEST_CANCELLED, Failure
 from banksman.core.wire.partial_json import mapping, text
 from banksman.errors import ErrorKind
 
@@ -20,6 +32,39 @@ _BY_REASON = {"max_turn_requests": ErrorKind.MAX_TURNS}
 # Members of the data by which agents report the HTTP status, and the wait.
 _STATUS = ("status", "statusCode", "httpStatus", "http_status", "code")
 _WAIT = ("retry_after", "retryAfter", "retryAfterSeconds")
+
+
+def failed(over: TurnOver, error: Failure, *, is_cancelled: bool) -> TurnOver:
+    """Return the boundary of a turn whose prompt was answered with an error."""
+    told = failure_text(error)
+    return replace(
+        over,
+        is_error=True,
+        is_aborted=is_cancelled and error.code == REQUEST_CANCELLED,
+        is_overflow=is_overflow(error),
+        error=told,
+        failure=failure(error, told),
+    )
+
+
+def judged(over: TurnOver, said: SaidInTurn, *, is_cancelled: bool, quirks: Quirks) -> TurnOver:
+    """Return the boundary of a turn with the meaning of its stop reason."""
+    reason = over.stop_reason
+    if is_cancelled and (reason == "cancelled" or reason in quirks.cancel_may_say):
+        return replace(over, is_aborted=True)
+    if reason == "cancelled":
+        # Some agents treat certain answers to their requests as a cancel, or give up with this
+        # reason.
+        error = "the agent cancelled the turn without a request"
+        return replace(over, is_aborted=True, error=error)
+    error = STOP_ERRORS.get(reason or "")
+    if error is None and quirks.has_failed(said.text):
+        error = said.text
+    if error is None and quirks.silence_is_error and said.is_nothing:
+        error = "the agent gave no output and reported no error"
+    if error is None:
+        return over
+    return replace(over, is_error=True, error=error, failure=stopped(reason, error))
 
 
 def failure(error: Failure, told: str) -> ProviderFailure:

@@ -2,6 +2,7 @@
 
 - reader.py: the meaning of each line, and the rules for the start and end of a turn.
 - writer.py: the frames to the agent.
+- client_requests.py: the agent's requests, and the answers to them.
 - updates.py: the frames as session updates.
 
 This module ties them together and builds the command line.
@@ -12,10 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from banksman.core.dialects.claude import reader, updates, writer
-from banksman.core.dialects.dialect import PLAIN, Prompt, ProtocolState, Setup, StatelessProtocol
+from banksman.core.dialects.claude import client_requests, reader, updates, writer
+from banksman.core.dialects.dialect import (
+    PLAIN,
+    Decision,
+    Prompt,
+    ProtocolState,
+    Setup,
+    StatelessProtocol,
+    Verdict,
+)
 from banksman.core.dialects.meaning import Requested
-from banksman.core.session.permissions import Decision, Verdict
 
 
 class Claude:
@@ -34,6 +42,9 @@ class Claude:
     # Bound directly, without a wrapper method: every token takes this path.
     read = staticmethod(reader.read)
     read_head = staticmethod(reader.read_head)
+    project = staticmethod(updates.project)
+    partial = staticmethod(updates.partial)
+    may_show_output = staticmethod(updates.may_show_output)
 
     def begin(self, setup: Setup) -> ProtocolState:
         """Return a stateless protocol, because each Claude frame is self-contained."""
@@ -57,24 +68,16 @@ class Claude:
         return writer.setting(request, name, value)
 
     def answer(self, asked: Requested, decision: Decision) -> bytes:
-        return writer.answer(asked, decision)
+        return client_requests.answer(asked, decision)
 
     def rule(self, asked: Requested, verdict: Verdict | None) -> bytes:
-        return writer.ruling(asked, verdict)
+        return client_requests.ruling(asked, verdict)
 
     def respond(self, asked: Requested, response: Mapping[str, Any]) -> bytes:
-        return writer.respond(asked, response)
+        return client_requests.respond(asked, response)
 
     def refuse(self, request: str, error: str) -> bytes:
         return writer.control_error(request, error)
-
-    def project(self, line: bytes) -> list[dict[str, Any]]:
-        """Translate a frame to ACP session updates by the rules of updates.py. Never raises."""
-        return updates.project(line)
-
-    def partial(self, line: bytes) -> list[dict[str, Any]]:
-        """Translate a delta; other frames give nothing. Never raises."""
-        return updates.partial(line)
 
     def projector(self) -> updates.ClaudeProjector:
         """Return a projector for the frames of a turn in order. It emits text as it arrives."""

@@ -24,7 +24,7 @@ from banksman.core.dialects.meaning import (
     ProviderFailure,
     Retrying,
 )
-from banksman.core.wire.cut_text import cut
+from banksman.core.wire.elided_text import cut
 from banksman.core.wire.partial_json import count, mapping, number, text
 from banksman.errors import ErrorKind
 

@@ -36,7 +36,16 @@ from typing import Any
 
 import msgspec
 
-from banksman.core.dialects.claude import provider_errors, writer
+from banksman.core.dialects.claude import client_requests, provider_errors, writer
+from banksman.core.dialects.claude.frame import (
+    ClaudeFrame,
+    conversation_of,
+    decode,
+    is_aborted,
+    origin_of,
+    picked,
+    refs_of,
+)
 from banksman.core.dialects.meaning import (
     BackgroundTask,
     Meaning,
@@ -45,8 +54,6 @@ from banksman.core.dialects.meaning import (
     PromptTaken,
     ProviderFailure,
     Replied,
-    Requested,
-    RequestPurpose,
     RequestWithdrawn,
     TasksChanged,
     Thought,
@@ -57,11 +64,10 @@ from banksman.core.dialects.meaning import (
     UsageReported,
 )
 from banksman.core.dialects.tokens import NO_TOKENS, Tokens, tokens_in
-from banksman.core.wire.cut_text import cut
+from banksman.core.wire.elided_text import cut
 from banksman.core.wire.framing import HEAD_BYTES
 from banksman.core.wire.partial_json import (
     UNDECODABLE,
-    Members,
     items,
     mapping,
     mappings,
@@ -77,7 +83,6 @@ from banksman.errors import ErrorKind
 # each token.
 SALVAGE_BYTES_MAX = 1 << 20
 
-CONVERSATION_CHARACTERS_MAX = 256
 
 # Frames that are only content of the turn. The first bytes decide, because a JSON writer does not
 # repeat a member. A few of these frames mean more. A quoted word marks them, and this word cannot
@@ -95,6 +100,9 @@ _THINKING = b'"thinking_delta"'
 _CALL_ENDED = b'{"type":"stream_event","event":{"type":"message_delta",'
 _HEARD = b'{"type":"user",'
 _TOOL_RESULT = b'"tool_result"'
+_SAID = b'{"type":"assistant",'
+_TOOL_USE = b'"tool_use"'
+_USAGE = b'"usage"'
 
 # The agent is compacting the conversation. It is silent for minutes, as if a tool ran.
 _COMPACTION = "compaction"
@@ -121,69 +129,19 @@ _THOUGHT = Thought()
 DESCRIPTION_CHARACTERS_MAX = 200
 
 
-class _ClaudeFrame(msgspec.Struct, gc=False):
-    """The members that matter to a turn.
-
-    Only the type is checked, so a bad value invalidates its member and not the frame.
-    """
-
-    type: str = ""
-    subtype: Any = None
-    session_id: Any = None
-    origin: Any = None
-    # assistant, user; stream_event
-    message: Any = None
-    event: Any = None
-    api_message_id: Any = None
-    user_message_uuids: Any = None
-    user_message_uuid: Any = None
-    # system
-    status: Any = None
-    compact_result: Any = None
-    tasks: Any = None
-    # command_lifecycle
-    command_uuid: Any = None
-    state: Any = None
-    # control_request, control_response, control_cancel_request
-    request_id: Any = None
-    request: Any = None
-    response: Any = None
-    # result
-    is_error: Any = None
-    terminal_reason: Any = None
-    api_error_status: Any = None
-    result: Any = None
-    structured_output: Any = None
-    errors: Any = None
-    stop_reason: Any = None
-    usage: Any = None
-    total_cost_usd: Any = None
-    model_usage_since_last_result: Any = None
-    api_error: Any = None
-    api_error_type: Any = None
-    # system with `api_retry`
-    attempt: Any = None
-    max_retries: Any = None
-    retry_delay_ms: Any = None
-    error_status: Any = None
-    error: Any = None
-    # rate_limit_event
-    rate_limit_info: Any = None
-
-
-_decode = msgspec.json.Decoder(_ClaudeFrame).decode
-
-
 def read(line: bytes) -> Meaning | None:
     """Return the meaning of a line; None if the line is only content of the turn. Never raises."""
     if line.startswith(_TEXT_DELTAS):
         return None
     if line.startswith(_DELTA) and not line.startswith(_CALL_ENDED):
         return _THOUGHT if _THINKING in line else None
-    if line.startswith(_HEARD) and _TOOL_RESULT not in line:
+    # `find`, because `in` first checks whether the bytes are a number.
+    if line.startswith(_HEARD) and line.find(_TOOL_RESULT) < 0:
+        return None
+    if line.startswith(_SAID) and line.find(_USAGE) < 0 and line.find(_TOOL_USE) < 0:
         return None
     try:
-        frame = _decode(line)
+        frame = decode(line)
     except UNDECODABLE:
         return _salvaged(line)
     meaning_of = _MEANINGS.get(frame.type)
@@ -205,13 +163,13 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
         # The type comes later in the line, as in every result.
         kind = "result"
     if kind == "result":
-        frame = _picked(members, kind)
+        frame = picked(members, kind)
         return TurnOver(
-            refs=_refs(frame),
-            origin=_origin(frame),
-            conversation=_conversation(frame),
+            refs=refs_of(frame),
+            origin=origin_of(frame),
+            conversation=conversation_of(frame),
             is_error=True,
-            is_aborted=_is_aborted(frame),
+            is_aborted=is_aborted(frame),
             error="frame_too_large",
             stop_reason=text(frame.stop_reason),
             usage=mapping(frame.usage) or None,
@@ -222,7 +180,7 @@ def read_head(head: bytes, tail: bytes = b"") -> Meaning | None:
     meaning_of = _MEANINGS.get(kind)
     if meaning_of is None:
         return _NOISE
-    frame = _picked(members, kind)
+    frame = picked(members, kind)
     # The agent waits, so even a request this large needs an answer: a refusal.
     if frame.request is None:
         inner = members.within("request")
@@ -244,7 +202,7 @@ def _salvaged(line: bytes) -> Meaning | None:
     if better is not None:
         line = better
     try:
-        frame = _decode(line)
+        frame = decode(line)
     except (msgspec.ValidationError, RecursionError):
         # The line is JSON as far as it was read, but no object, too deep, or with an invalid
         # number.
@@ -254,19 +212,14 @@ def _salvaged(line: bytes) -> Meaning | None:
         kind = members.get("type")
         if not members.is_whole or not isinstance(kind, str):
             return _NOISE
-        frame = _picked(members, kind)
+        frame = picked(members, kind)
     except UNDECODABLE:
         return _NOISE
     meaning_of = _MEANINGS.get(frame.type)
     return _NOISE if meaning_of is None else meaning_of(frame)
 
 
-def _picked(members: Members, kind: str) -> _ClaudeFrame:
-    rest = {name: members.get(name) for name in _ClaudeFrame.__struct_fields__ if name != "type"}
-    return _ClaudeFrame(type=kind, **rest)
-
-
-def _delta(frame: _ClaudeFrame) -> Meaning | None:
+def _delta(frame: ClaudeFrame) -> Meaning | None:
     event = mapping(frame.event)
     if event.get("type") == "message_delta":
         return _reported(frame.api_message_id, event.get("usage"))
@@ -274,7 +227,7 @@ def _delta(frame: _ClaudeFrame) -> Meaning | None:
     return _THOUGHT if delta.get("type") == "thinking_delta" else None
 
 
-def _output(frame: _ClaudeFrame) -> Meaning | None:
+def _output(frame: ClaudeFrame) -> Meaning | None:
     calls = tuple(
         call for block in _blocks(frame, "tool_use") if (call := text(block.get("id"))) is not None
     )
@@ -288,23 +241,23 @@ def _reported(call: Any, usage: Any) -> UsageReported | None:
     return None if tokens is None else UsageReported(text(call) or "", tokens)
 
 
-def _heard(frame: _ClaudeFrame) -> Meaning | None:
+def _heard(frame: ClaudeFrame) -> Meaning | None:
     blocks = _blocks(frame, "tool_result")
     calls = tuple(call for block in blocks if (call := text(block.get("tool_use_id"))) is not None)
     return ToolEnded(calls) if calls else None
 
 
-def _blocks(frame: _ClaudeFrame, kind: str) -> list[dict[str, Any]]:
+def _blocks(frame: ClaudeFrame, kind: str) -> list[dict[str, Any]]:
     content = mapping(frame.message).get("content")
     return [block for block in mappings(content) if block.get("type") == kind]
 
 
-def _system(frame: _ClaudeFrame) -> Meaning | None:
+def _system(frame: ClaudeFrame) -> Meaning | None:
     if frame.subtype == "init":
         return TurnOpened(
-            refs=_refs(frame),
-            origin=_origin(frame),
-            conversation=_conversation(frame),
+            refs=refs_of(frame),
+            origin=origin_of(frame),
+            conversation=conversation_of(frame),
             can_interrupt=True,
         )
     match frame.subtype:
@@ -336,7 +289,7 @@ def _task(task: Mapping[str, Any]) -> BackgroundTask | None:
     return BackgroundTask(id, kind, cut(description, DESCRIPTION_CHARACTERS_MAX))
 
 
-def _lifecycle(frame: _ClaudeFrame) -> Meaning | None:
+def _lifecycle(frame: ClaudeFrame) -> Meaning | None:
     ref = frame.command_uuid
     if not isinstance(ref, str):
         return _NOISE
@@ -351,17 +304,17 @@ def _lifecycle(frame: _ClaudeFrame) -> Meaning | None:
             return None
 
 
-def _result(frame: _ClaudeFrame) -> Meaning | None:
+def _result(frame: ClaudeFrame) -> Meaning | None:
     subtype = text(frame.subtype) or ""
     is_error = frame.is_error is True or subtype.startswith("error")
     error = _error(frame) if is_error else None
     failure = None if error is None else _failure(frame, error)
     return TurnOver(
-        refs=_refs(frame),
-        origin=_origin(frame),
-        conversation=_conversation(frame),
+        refs=refs_of(frame),
+        origin=origin_of(frame),
+        conversation=conversation_of(frame),
         is_error=is_error,
-        is_aborted=_is_aborted(frame),
+        is_aborted=is_aborted(frame),
         is_overflow=failure is not None and failure.kind is ErrorKind.CONTEXT_OVERFLOW,
         # The result of an interrupted turn may have no text.
         text=text(frame.result),
@@ -376,7 +329,7 @@ def _result(frame: _ClaudeFrame) -> Meaning | None:
     )
 
 
-def _tokens(frame: _ClaudeFrame) -> Tokens | None:
+def _tokens(frame: ClaudeFrame) -> Tokens | None:
     """Return the tokens of this turn: of all models if the agent reports them, else of the main."""
     models = mapping(frame.model_usage_since_last_result)
     found = [tokens for model in models.values() if (tokens := tokens_in(mapping(model)))]
@@ -385,7 +338,7 @@ def _tokens(frame: _ClaudeFrame) -> Tokens | None:
     return functools.reduce(Tokens.plus, found, NO_TOKENS)
 
 
-def _failure(frame: _ClaudeFrame, error: str) -> ProviderFailure:
+def _failure(frame: ClaudeFrame, error: str) -> ProviderFailure:
     return provider_errors.failure(
         error,
         subtype=frame.subtype,
@@ -396,11 +349,11 @@ def _failure(frame: _ClaudeFrame, error: str) -> ProviderFailure:
     )
 
 
-def _limits(frame: _ClaudeFrame) -> Meaning | None:
+def _limits(frame: ClaudeFrame) -> Meaning | None:
     return provider_errors.limits(mapping(frame.rate_limit_info)) or _NOISE
 
 
-def _cost(frame: _ClaudeFrame) -> float | None:
+def _cost(frame: ClaudeFrame) -> float | None:
     """Return the cost of this turn alone, if the agent reports it.
 
     The total is no substitute: it continues through a resume and falls back after a kill.
@@ -412,7 +365,7 @@ def _cost(frame: _ClaudeFrame) -> float | None:
     return sum((cost for cost in costs if cost is not None), 0.0)
 
 
-def _error(frame: _ClaudeFrame) -> str:
+def _error(frame: ClaudeFrame) -> str:
     """Return the most informative error text.
 
     The order is: the text for the user, the list of errors, the words for the kind of end.
@@ -427,7 +380,7 @@ def _error(frame: _ClaudeFrame) -> str:
     )
 
 
-def _control_reply(frame: _ClaudeFrame) -> Meaning | None:
+def _control_reply(frame: ClaudeFrame) -> Meaning | None:
     response = mapping(frame.response)
     request = response.get("request_id")
     if not isinstance(request, str):
@@ -438,47 +391,18 @@ def _control_reply(frame: _ClaudeFrame) -> Meaning | None:
     return Replied(request, still_queued=texts(receipt.get("still_queued")))
 
 
-def _control_asked(frame: _ClaudeFrame) -> Meaning | None:
-    request = frame.request_id
+def _control_asked(frame: ClaudeFrame) -> Meaning | None:
     # A request without an id cannot be answered.
-    if not isinstance(request, str):
+    if not isinstance(frame.request_id, str):
         return _NOISE
-    asked = mapping(frame.request)
-    subtype = text(asked.get("subtype")) or ""
-    given = mapping(asked.get("input"))
-    match subtype:
-        case "can_use_tool" if isinstance(asked.get("tool_name"), str):
-            details = {
-                name: value
-                for name, value in asked.items()
-                if name not in ("subtype", "tool_name", "input")
-            }
-            return Requested(
-                request, RequestPurpose.PERMISSION, subtype, asked["tool_name"], given, details
-            )
-        case "hook_callback" if asked.get("callback_id") == writer.RULES_HOOK:
-            tool = text(given.get("tool_name")) or ""
-            return Requested(
-                request, RequestPurpose.RULING, subtype, tool, mapping(given.get("tool_input"))
-            )
-        case "hook_callback" if isinstance(asked.get("callback_id"), str):
-            return Requested(request, RequestPurpose.HOOK, subtype, asked["callback_id"], given)
-        case "mcp_message" if isinstance(asked.get("server_name"), str):
-            message = mapping(asked.get("message"))
-            return Requested(request, RequestPurpose.TOOL, subtype, asked["server_name"], message)
-        case "elicitation":
-            details = {name: value for name, value in asked.items() if name != "subtype"}
-            server = text(asked.get("mcp_server_name")) or ""
-            return Requested(request, RequestPurpose.ELICITATION, subtype, server, {}, details)
-        case _:
-            return Requested(request, RequestPurpose.UNKNOWN, subtype)
+    return client_requests.requested(frame.request_id, mapping(frame.request))
 
 
-def _control_withdrawn(frame: _ClaudeFrame) -> Meaning | None:
+def _control_withdrawn(frame: ClaudeFrame) -> Meaning | None:
     return RequestWithdrawn(frame.request_id) if isinstance(frame.request_id, str) else _NOISE
 
 
-_MEANINGS: dict[str, Callable[[_ClaudeFrame], Meaning | None]] = {
+_MEANINGS: dict[str, Callable[[ClaudeFrame], Meaning | None]] = {
     "assistant": _output,
     "user": _heard,
     "stream_event": _delta,
@@ -490,28 +414,3 @@ _MEANINGS: dict[str, Callable[[_ClaudeFrame], Meaning | None]] = {
     "control_request": _control_asked,
     "control_cancel_request": _control_withdrawn,
 }
-
-
-def _refs(frame: _ClaudeFrame) -> tuple[str, ...]:
-    """Return the refs that a frame names.
-
-    The single name is the last of several, and the only member that older versions send.
-    """
-    return texts(frame.user_message_uuids) or texts([frame.user_message_uuid])
-
-
-def _origin(frame: _ClaudeFrame) -> str | None:
-    kind = mapping(frame.origin).get("kind")
-    return kind if isinstance(kind, str) and kind != "human" else None
-
-
-def _is_aborted(frame: _ClaudeFrame) -> bool:
-    return (text(frame.terminal_reason) or "").startswith("aborted")
-
-
-def _conversation(frame: _ClaudeFrame) -> str | None:
-    """Return the conversation id if it is usable. It becomes a word of a command line."""
-    name = text(frame.session_id)
-    return (
-        name if name and len(name) <= CONVERSATION_CHARACTERS_MAX and name.isprintable() else None
-    )

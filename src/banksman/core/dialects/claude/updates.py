@@ -61,8 +61,6 @@ SAID_CHARACTERS_MAX = 1 << 20
 
 def project(line: bytes) -> list[Update]:
     """Translate a frame to session updates: none, one or several. Never raises."""
-    if _is_delta(line):
-        return []
     if line.startswith(_SPOKEN):
         try:
             said = _spoken_decoder.decode(line).message
@@ -70,6 +68,8 @@ def project(line: bytes) -> list[Update]:
             pass  # Another kind of block, several blocks, or text that must be repaired.
         else:
             return _chunk("agent_message_chunk", said.content[0].text, said.id)
+    elif _is_delta(line):
+        return []
     frame = mapping(decoded(line))
     match frame.get("type"):
         case "assistant":
@@ -93,6 +93,8 @@ def project(line: bytes) -> list[Update]:
 
 _TYPE = b'{"type":"'
 _DELTA = b'{"type":"stream_event"'
+# The frames with output of the model.
+_OUTPUT = (b'{"type":"assistant"', _DELTA)
 
 
 class _Typed(msgspec.Struct, gc=False):
@@ -137,6 +139,11 @@ def _is_delta(line: bytes) -> bool:
         return _type_decoder.decode(line).type == "stream_event"
     except UNDECODABLE:
         return False
+
+
+def may_show_output(line: bytes) -> bool:
+    """Return False if a frame begins with a type that has no text, thinking or tool call."""
+    return not line.startswith(_TYPE) or line.startswith(_OUTPUT)
 
 
 def partial(line: bytes) -> list[Update]:

@@ -21,9 +21,7 @@ from typing import Any, cast
 import msgspec
 
 from banksman.core.dialects.dialect import Prompt, Setup
-from banksman.core.dialects.meaning import Requested, RequestPurpose
 from banksman.core.json_schema.json_value import canonical
-from banksman.core.session.permissions import Decision, Verdict
 from banksman.errors import UsageError
 
 _TOLD = frozenset(
@@ -78,6 +76,15 @@ _QUANTIFIED = rf"(?:{_ATOM})(?:(?:[*+?]|\{{\d+(?:,\d*)?\}})\??)?"
 _PLAIN_PATTERN = re.compile(
     rf"(?:{_QUANTIFIED}|\((?:\?:)?(?![*+?])|[|^$](?![*+?{{])|\\[bB](?![*+?{{]))*"
 )
+# The hook before each tool call that applies the rules. The agent requests permission only where
+# its own settings have not decided already, so permission requests alone are not enough.
+RULES_HOOK = "banksman-rules"
+# Hooks that the agent calls before it acts. A hook that fails, times out or is refused must block
+# the action. Without `onFailure` the agent continues as if the hook had not objected. Versions that
+# do not know the member ignore it.
+_GUARDS = frozenset(("PreToolUse", "PermissionRequest"))
+_GUARD = {"onFailure": "block"}
+_SETTINGS = {"model": ("set_model", "model"), "permission_mode": ("set_permission_mode", "mode")}
 
 
 def told(schema: Any) -> Any:
@@ -134,24 +141,6 @@ def is_plain_pattern(pattern: Any) -> bool:
     return isinstance(pattern, str) and _PLAIN_PATTERN.fullmatch(pattern) is not None
 
 
-# The hook before each tool call that applies the rules. The agent requests permission only where
-# its own settings have not decided already, so permission requests alone are not enough.
-RULES_HOOK = "banksman-rules"
-# Where the agent can store a permission, by Banksman's word for the place.
-REMEMBER = {
-    "session": "session",
-    "local": "localSettings",
-    "project": "projectSettings",
-    "user": "userSettings",
-}
-# Hooks that the agent calls before it acts. A hook that fails, times out or is refused must block
-# the action. Without `onFailure` the agent continues as if the hook had not objected. Versions that
-# do not know the member ignore it.
-_GUARDS = frozenset(("PreToolUse", "PermissionRequest"))
-_GUARD = {"onFailure": "block"}
-_SETTINGS = {"model": ("set_model", "model"), "permission_mode": ("set_permission_mode", "mode")}
-
-
 def control_request(request: str, body: dict[str, Any]) -> bytes:
     """Write a request to the agent."""
     return line({"type": "control_request", "request_id": request, "request": body})
@@ -204,60 +193,6 @@ def setting(request: str, name: str, value: str) -> bytes:
     """Write a change of the model or the permission mode."""
     subtype, member = _SETTINGS[name]
     return control_request(request, {"subtype": subtype, member: value})
-
-
-def answer(asked: Requested, decision: Decision) -> bytes:
-    """Write the answer to a permission request or an elicitation."""
-    if asked.wants is RequestPurpose.ELICITATION:
-        body: dict[str, Any] = {"action": "accept" if decision.allows else "decline"}
-        if decision.allows:
-            body["content"] = dict(decision.content or {})
-    elif decision.allows:
-        given = asked.input if decision.updated_input is None else decision.updated_input
-        body = {"behavior": "allow", "updatedInput": dict(given)}
-        if decision.remember is not None:
-            body["updatedPermissions"] = _remembered(asked, decision.remember)
-    else:
-        body = {"behavior": "deny", "message": decision.message or "denied"}
-        if decision.interrupts:
-            body["interrupt"] = True
-    return control_response(asked.request, body)
-
-
-def _remembered(asked: Requested, where: str) -> list[dict[str, Any]]:
-    """Return the permissions to store: the agent's suggestions, or a rule for the whole tool."""
-    destination = REMEMBER[where]
-    suggested = asked.details.get("permission_suggestions")
-    items = cast(list[Any], suggested) if isinstance(suggested, list) else []
-    kept = [
-        {**cast(dict[str, Any], item), "destination": destination}
-        for item in items
-        if isinstance(item, dict)
-    ]
-    if kept:
-        return kept
-    rules = [{"toolName": asked.tool}]
-    return [{"type": "addRules", "rules": rules, "behavior": "allow", "destination": destination}]
-
-
-def ruling(asked: Requested, verdict: Verdict | None) -> bytes:
-    """Write the verdict of the rules; None leaves the decision to the agent's settings."""
-    if verdict is None:
-        return control_response(asked.request, {})
-    decided = {
-        "hookEventName": "PreToolUse",
-        "permissionDecision": verdict.value,
-        "permissionDecisionReason": (
-            f"a rule of this session says {verdict.value!r} for {asked.tool}"
-        ),
-    }
-    return control_response(asked.request, {"hookSpecificOutput": decided})
-
-
-def respond(asked: Requested, response: Mapping[str, Any]) -> bytes:
-    """Write the value that a caller's hook or tool returned."""
-    body = {"mcp_response": dict(response)} if asked.wants is RequestPurpose.TOOL else response
-    return control_response(asked.request, body)
 
 
 def mcp_config(servers: Sequence[Mapping[str, Any]]) -> str:

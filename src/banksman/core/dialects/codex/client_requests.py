@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from banksman.core.dialects.dialect import Decision
 from banksman.core.dialects.meaning import Requested, RequestPurpose
-from banksman.core.session.permissions import Decision
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import RpcCall
 from banksman.core.wire.partial_json import items, mapping, text

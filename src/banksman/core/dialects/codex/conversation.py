@@ -34,7 +34,16 @@ from msgspec.structs import replace
 from banksman.core.dialects.codex import client_requests, reader, writer
 from banksman.core.dialects.codex.reader import EndedTurn, RunningTurn
 from banksman.core.dialects.codex.writer import Begin, Converse, Initialize, Join, Purpose, Stop
-from banksman.core.dialects.dialect import PLAIN, Prompt, ProtocolOutput, Setup, is_aside
+from banksman.core.dialects.dialect import (
+    DENIED,
+    PLAIN,
+    Decision,
+    Prompt,
+    ProtocolOutput,
+    Setup,
+    Verdict,
+    is_aside,
+)
 from banksman.core.dialects.meaning import (
     Forgot,
     Meaning,
@@ -50,7 +59,6 @@ from banksman.core.dialects.meaning import (
     UsageReported,
 )
 from banksman.core.dialects.tokens import tokens_in
-from banksman.core.session.permissions import DENIED, Decision, Verdict
 from banksman.core.wire import jsonrpc
 from banksman.core.wire.jsonrpc import InvalidMessage, Message, Notification, RpcCall, RpcReply
 from banksman.core.wire.partial_json import mapping, text
@@ -124,22 +132,20 @@ class CodexProtocolState(Struct, frozen=True):
 
     def interrupt(self, request: str) -> ProtocolOutput:
         if not self.exchange.ours.has_room:
-            return ProtocolOutput(self, meanings=(Replied(request, error=NO_ROOM),))
+            return self._told(Replied(request, error=NO_ROOM))
         if self.running is not None:
             return self._stop((request,), self.running.id)
         if self.accepted or self._has_begun:
             return ProtocolOutput(replace(self, stops=(*self.stops, request)))
-        return ProtocolOutput(self, meanings=(Replied(request, error="no turn is running"),))
+        return self._told(Replied(request, error="no turn is running"))
 
     def setting(self, request: str, name: str, value: str) -> ProtocolOutput:
         """Store a setting. It is sent with the next turn and stays in effect."""
         if name == "permission_mode" and value not in writer.POLICIES:
             known = ", ".join(writer.POLICIES)
-            return ProtocolOutput(self, meanings=(Replied(request, error=f"known modes: {known}"),))
+            return self._told(Replied(request, error=f"known modes: {known}"))
         kept = tuple(pair for pair in self.wishes if pair[0] != name)
-        return ProtocolOutput(
-            replace(self, wishes=(*kept, (name, value))), meanings=(Replied(request),)
-        )
+        return replace(self, wishes=(*kept, (name, value)))._told(Replied(request))
 
     def answer(self, asked: Requested, decision: Decision) -> ProtocolOutput:
         return self._reply(asked, client_requests.answer(asked, decision))
@@ -162,6 +168,9 @@ class CodexProtocolState(Struct, frozen=True):
         if asked.wants is RequestPurpose.UNKNOWN:
             return self.refuse(asked, "cancelled")
         return self._reply(asked, client_requests.cancelled(asked))
+
+    def _told(self, *meanings: Meaning) -> ProtocolOutput:
+        return ProtocolOutput(self, meanings=meanings)
 
     def _call(self, purpose: Purpose, method: str, params: Mapping[str, Any]) -> ProtocolOutput:
         exchange, frame = self.exchange.call(purpose, method, params)
@@ -218,25 +227,23 @@ class CodexProtocolState(Struct, frozen=True):
             return protocol.refuse(asked, "the request is too large")
         if self.changes is not None and call.named.get("itemId") == self.changes[0]:
             asked = replace(asked, input={**asked.input, "changes": self.changes[1]})
-        return ProtocolOutput(protocol, meanings=(asked,))
+        return protocol._told(asked)
 
     # -- replies ----------------------------------------------------------------------------------
     def _on_reply(self, reply: RpcReply) -> ProtocolOutput:
         if reply.id is None:
             # The line was too large to identify. It may have been the end of the turn, and no other
             # frame may ever report that end.
-            return self._on_lost() if reply.is_cut else ProtocolOutput(self, meanings=(Noise(),))
+            return self._on_lost() if reply.is_cut else self._told(Noise())
         exchange, purpose = self.exchange.settle(reply.id)
         protocol = replace(self, exchange=exchange)
         match purpose:
             case None:
                 # The reply is late, a duplicate, or an answer to nothing.
-                return ProtocolOutput(self, meanings=(Noise(),))
+                return self._told(Noise())
             case Initialize(request=request):
                 if reply.error is not None:
-                    return ProtocolOutput(
-                        protocol, meanings=(Replied(request, error=str(reply.error)),)
-                    )
+                    return protocol._told(Replied(request, error=str(reply.error)))
                 method, params = writer.thread(self.setup)
                 exchange, initialized = exchange.notice("initialized")
                 output = replace(protocol, exchange=exchange)._call(
@@ -259,14 +266,12 @@ class CodexProtocolState(Struct, frozen=True):
         if reply.error is not None:
             error = str(reply.error)
             is_unknown = reader.is_unknown(error, self.setup)
-            return ProtocolOutput(
-                self, meanings=(Forgot(error) if is_unknown else Replied(request, error=error),)
-            )
+            return self._told(Forgot(error) if is_unknown else Replied(request, error=error))
         name = reader.conversation(reply, self.setup)
         if name is None:
             error = "the agent gave no id for the thread"
-            return ProtocolOutput(self, meanings=(Replied(request, error=error),))
-        return ProtocolOutput(replace(self, conversation=name), meanings=(Replied(request),))
+            return self._told(Replied(request, error=error))
+        return replace(self, conversation=name)._told(Replied(request))
 
     def _on_begun(self, begin: Begin, reply: RpcReply) -> ProtocolOutput:
         if reply.error is None:
@@ -274,7 +279,7 @@ class CodexProtocolState(Struct, frozen=True):
                 begin.ref, text(mapping(reply.named.get("turn")).get("id")) or _ANY
             )
         elif begin.is_added:
-            output = ProtocolOutput(self, meanings=(PromptRefused(begin.ref),))
+            output = self._told(PromptRefused(begin.ref))
         else:
             output = ProtocolOutput(
                 self, meanings=EndedTurn.refused(str(reply.error)).told(begin.ref)
@@ -283,7 +288,7 @@ class CodexProtocolState(Struct, frozen=True):
 
     def _on_joined(self, join: Join, reply: RpcReply) -> ProtocolOutput:
         if reply.error is not None:
-            return ProtocolOutput(self, meanings=(PromptRefused(join.ref),))
+            return self._told(PromptRefused(join.ref))
         return self._placed(join.ref, text(reply.named.get("turnId")) or join.turn)
 
     def _placed(self, ref: str, turn: str) -> ProtocolOutput:
@@ -298,9 +303,7 @@ class CodexProtocolState(Struct, frozen=True):
             return ProtocolOutput(
                 replace(self, over=over.named(ref)), meanings=(*opened, *over.told(ref))
             )
-        return ProtocolOutput(
-            replace(self, accepted=(*self.accepted, (turn, ref))), meanings=(PromptTaken(ref),)
-        )
+        return replace(self, accepted=(*self.accepted, (turn, ref)))._told(PromptTaken(ref))
 
     def _named(self, ref: str) -> ProtocolOutput:
         """Assign a prompt to the running turn."""
@@ -310,8 +313,8 @@ class CodexProtocolState(Struct, frozen=True):
             return ProtocolOutput(self)
         protocol = replace(self, running=running.named(ref))
         if running.refs:
-            return ProtocolOutput(protocol, meanings=(PromptTaken(ref),))
-        return ProtocolOutput(protocol, meanings=(self._turn_opened(ref),))
+            return protocol._told(PromptTaken(ref))
+        return protocol._told(self._turn_opened(ref))
 
     def _turn_opened(self, *refs: str) -> TurnOpened:
         return TurnOpened(refs, conversation=self.conversation, can_interrupt=True)
@@ -361,7 +364,7 @@ class CodexProtocolState(Struct, frozen=True):
                     return ProtocolOutput(protocol)
                 running = running.counted(total, last)
                 report = UsageReported(running.id, tokens_in(running.usage))
-                return ProtocolOutput(replace(protocol, running=running), meanings=(report,))
+                return replace(protocol, running=running)._told(report)
             case reader.ERROR if running is not None:
                 message = text(mapping(params.get("error")).get("message"))
                 return ProtocolOutput(
@@ -377,7 +380,7 @@ class CodexProtocolState(Struct, frozen=True):
     def _on_started(self, turn: str) -> ProtocolOutput:
         output = ProtocolOutput(self)
         if self._has_ended(turn):
-            return ProtocolOutput(self, meanings=(Noise(),))
+            return self._told(Noise())
         if self.running is not None:
             if self.running.id == turn:
                 return output
@@ -404,10 +407,10 @@ class CodexProtocolState(Struct, frozen=True):
         running = self.running
         if id is None or (running is not None and running.id == id):
             if running is None:
-                return ProtocolOutput(self, meanings=(Noise(),))
+                return self._told(Noise())
             return self._ended(running.over(turn, self.conversation, self.setup, is_cut=is_cut))
         if self._has_ended(id):
-            return ProtocolOutput(self, meanings=(Noise(),))  # A duplicate.
+            return self._told(Noise())  # A duplicate.
         # The start of this turn was lost or unreadable.
         output = self._on_started(id)
         return _then(output, lambda protocol: protocol._on_completed(turn, is_cut=is_cut))
@@ -419,7 +422,7 @@ class CodexProtocolState(Struct, frozen=True):
         if self.running is not None:
             return self._ended(EndedTurn.lost(self.running.id, "frame_too_large"))
         if not self.accepted:
-            return ProtocolOutput(self, meanings=(Noise(),))
+            return self._told(Noise())
         # The lost line contained the start of the turn, or more of it.
         running = RunningTurn(_ANY, refs=tuple(ref for _, ref in self.accepted), is_told=True)
         return replace(self, running=running, accepted=())._ended(
@@ -443,13 +446,12 @@ class CodexProtocolState(Struct, frozen=True):
                 Replied(request, error=error)
                 for request in (stop.requests if isinstance(stop, Stop) else ())
             )
+        before = () if self.over is None else (self.over.id,)
         protocol = replace(
             self,
             running=None,
             over=over,
-            ended=self.ended
-            if self.over is None
-            else (*self.ended, self.over.id)[-ENDED_TURNS_MAX:],
+            ended=(*self.ended, *before)[-ENDED_TURNS_MAX:],
             exchange=replace(self.exchange, ours=ours),
             changes=None,
         )
@@ -460,13 +462,8 @@ class CodexProtocolState(Struct, frozen=True):
         if running is None or turn != running.id:
             return ProtocolOutput(self)
         match item.get("type"):
-            case "userMessage":
-                ref = item.get("clientId")
-                return (
-                    self._named(ref)
-                    if isinstance(ref, str) and self._is_sent(ref)
-                    else ProtocolOutput(self)
-                )
+            case "userMessage" if isinstance(ref := item.get("clientId"), str):
+                return self._named(ref) if self._is_sent(ref) else ProtocolOutput(self)
             case "agentMessage" if method == "item/completed":
                 return ProtocolOutput(
                     replace(self, running=replace(running, text=text(item.get("text"))))
@@ -486,7 +483,7 @@ class CodexProtocolState(Struct, frozen=True):
     def _on_resolved(self, id: jsonrpc.Id | None) -> ProtocolOutput:
         """Close a request of the agent. The agent also sends this after it got an answer."""
         if id is None:
-            return ProtocolOutput(self, meanings=(Noise(),))
+            return self._told(Noise())
         exchange, was_open = self.exchange.close(id)
         withdrawn = (RequestWithdrawn(jsonrpc.id_text(id)),) if was_open else ()
         return ProtocolOutput(replace(self, exchange=exchange), meanings=withdrawn)

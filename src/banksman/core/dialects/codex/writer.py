@@ -18,6 +18,14 @@ from msgspec import Struct
 from banksman.core.dialects.dialect import Setup, client
 from banksman.errors import UsageError
 
+# Approval policies: when the agent asks before it acts. Newer versions reject the oldest,
+# `on-failure`, with an error.
+POLICIES = ("untrusted", "on-request", "never", "on-failure")
+# The parameters that change a setting.
+_SETTINGS = {"model": "model", "permission_mode": "approvalPolicy"}
+# The agent refuses a longer input.
+INPUT_CHARACTERS_MAX = 1 << 20
+
 
 class Initialize(Struct, frozen=True):
     """Purpose: the handshake."""
@@ -68,14 +76,6 @@ def is_settled(purpose: Purpose, turn: str, refs: tuple[str, ...]) -> bool:
         case _:
             return False
 
-
-# Approval policies: when the agent asks before it acts. Newer versions reject the oldest,
-# `on-failure`, with an error.
-POLICIES = ("untrusted", "on-request", "never", "on-failure")
-# The parameters that change a setting.
-_SETTINGS = {"model": "model", "permission_mode": "approvalPolicy"}
-# The agent refuses a longer input.
-INPUT_CHARACTERS_MAX = 1 << 20
 
 INITIALIZE: dict[str, Any] = {"clientInfo": client()}
 

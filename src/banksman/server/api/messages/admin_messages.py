@@ -60,9 +60,13 @@ class Drain(Body):
 
     Attributes:
         timeout: Seconds that running turns may take; null: the value of the settings.
+        hand_over: Keep what runs for the next server of the same store, instead of finishing it.
+        hold_seconds: Seconds that the next server has; null: the value of the settings.
     """
 
     timeout: Seconds | None = None
+    hand_over: bool = False
+    hold_seconds: Seconds | None = None
 
 
 class Draining(Struct):
@@ -73,6 +77,30 @@ class Draining(Struct):
     """
 
     draining: bool
+
+
+class Upgrade(Body):
+    """How to upgrade the server.
+
+    Attributes:
+        command: The command of the new version, without `serve`; null: `banksman` on the PATH of
+            the server.
+        hold_seconds: Seconds that the new version has to take over; null: the value of the
+            settings.
+    """
+
+    command: list[str] | None = None
+    hold_seconds: Seconds | None = None
+
+
+class Upgrading(Struct):
+    """An upgrade that has begun. The new version has checked that it can take over.
+
+    Attributes:
+        version: The new version.
+    """
+
+    version: str
 
 
 class Login(Body):

@@ -96,7 +96,7 @@ class Step(Struct):
     """A rung of the stop ladder that was taken.
 
     Attributes:
-        rung: Name of the rung: `eof`, `term`, `rest`, `kill`, `keeper` and others.
+        rung: Name of the rung: `eof`, `term`, `rest`, `kill`, `cgroup`, `keeper` and others.
         at: When it was taken, in seconds. In the result of a command: since the start of the
             command. In the event `process.stopped`: since 1970.
     """
@@ -138,6 +138,7 @@ class Command(Struct):
         state: Progress of the command.
         pid: Process id of its leader.
         finished: How the command ended; null until then.
+        caller: The caller that started it; null if it has no name.
     """
 
     id: str
@@ -145,6 +146,7 @@ class Command(Struct):
     state: CommandState
     pid: int | None
     finished: Finished | None
+    caller: str | None = None
 
 
 class Commands(Struct):

@@ -10,7 +10,8 @@ from msgspec import Meta, Struct
 from banksman.commands.result import Ended
 from banksman.commands.running_command import State
 from banksman.errors import ErrorKind
-from banksman.sessions.arguments import CALLER_CHARACTERS_MAX, ON_BUSY, ON_PREEMPT, WORDS
+from banksman.sessions.arguments import CALLER_CHARACTERS_MAX, WORDS
+from banksman.sessions.ask_arguments import ON_BUSY, ON_PREEMPT
 from banksman.sessions.questions import PLACES
 
 # Strings with a fixed set of values, each a named schema of the OpenAPI description.
@@ -49,7 +50,18 @@ PHASES = (
         "closing",
         "closed",
     ),
-    *("leaving", "parting", "left", "failed", "fenced", "deleted", "elsewhere", "lost", "asleep"),
+    *(
+        "leaving",
+        "handing",
+        "parting",
+        "left",
+        "failed",
+        "fenced",
+        "deleted",
+        "elsewhere",
+        "lost",
+        "asleep",
+    ),
 )
 STATES = (
     "running",
@@ -152,8 +164,8 @@ ErrorKindName = Annotated[
         "has used up a window. `overloaded`: the provider fails. `auth`: key or login. `billing`: "
         "payment. `invalid_request`: the provider refuses the request. `context_overflow`: the "
         "conversation is too long. `max_turns`, `budget`: limits of the agent itself. `network`: "
-        "no connection. `agent_exited`: its process ended. `protocol`: the agent broke its "
-        "protocol.",
+        "no connection. `out_of_memory`: the kernel killed its process, mostly at its limit. "
+        "`agent_exited`: its process ended. `protocol`: the agent broke its protocol.",
     ),
 ]
 PriorityName = Annotated[
@@ -237,7 +249,8 @@ CommandEnded = Annotated[
     one_of(
         "CommandEnded",
         Ended,
-        "Why a command ended. `exited`: by itself, or by a signal from outside.",
+        "Why a command ended. `exited`: by itself, or by a signal from outside. "
+        "`out_of_memory`: the kernel killed it, mostly at its limit `memory_bytes`.",
     ),
 ]
 OutputStream = Annotated[

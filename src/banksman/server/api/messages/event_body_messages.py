@@ -65,6 +65,7 @@ class TurnQueuedBody(Struct, omit_defaults=True):
         into: Turn into which the ask is collected.
         deadline: When the ask must be over, in seconds since 1970; null if it has no deadline.
         caller: The person or program that wants the turn; null if the ask has no caller.
+        trace: The W3C `traceparent` of the ask; absent if it has none.
     """
 
     ref: str
@@ -79,6 +80,7 @@ class TurnQueuedBody(Struct, omit_defaults=True):
     into: str | None
     deadline: float | None = None
     caller: str | None = None
+    trace: str | None = None
 
 
 class TurnStartedBody(Struct, omit_defaults=True):
@@ -97,16 +99,19 @@ class TurnStartedBody(Struct, omit_defaults=True):
     origin: str | None = None
 
 
-class TurnInterruptedBody(Struct):
+class TurnInterruptedBody(Struct, omit_defaults=True):
     """The interrupt of a turn began.
 
     Attributes:
         cause: Why the turn is interrupted.
         clock: Watchdog that interrupts the turn, if one does.
+        caller: The caller that interrupts it, or whose more urgent ask preempts it; null if it has
+            no name, or if no caller does.
     """
 
     cause: InterruptCause
     clock: ClockName | None
+    caller: str | None = None
 
 
 class TurnRequeuedBody(Struct, omit_defaults=True):
@@ -116,6 +121,7 @@ class TurnRequeuedBody(Struct, omit_defaults=True):
         attempt: Number of the next attempt.
         added: Usage of the attempt that no earlier event has; null if its prompt was not sent.
         caller: The caller under which it is counted.
+        used_by: The agent that it is counted for; null: the first one of the session.
         reason: `limit` if a limit of the account failed the turn before a tool ran.
         limited_until: When that limit ends, in seconds since 1970; null if it is unknown.
         agent: The agent that got the prompt, if the session has several. No other one gets it.
@@ -126,6 +132,7 @@ class TurnRequeuedBody(Struct, omit_defaults=True):
     attempt: int
     added: Usage | None = None
     caller: str | None = None
+    used_by: str | None = None
     reason: str | None = None
     limited_until: float | None = None
     agent: str | None = None
@@ -153,8 +160,11 @@ class TurnEndedBody(Struct, omit_defaults=True):
         used: Tokens, cost and working time of the turn; null if its prompt was not sent.
         added: The part of `used` that no earlier event has; null if another ask of the turn has it.
         caller: The caller under which the usage is counted.
+        used_by: The agent that it is counted for; null: the first one of the session.
         failure: Why the agent failed; null if it did not, or if another part failed.
         used_tools: Whether the agent used a tool.
+        stopped_by: The caller that interrupted or withdrew it; null if it has no name, or if no
+            caller did.
     """
 
     outcome: OutcomeKind
@@ -173,18 +183,36 @@ class TurnEndedBody(Struct, omit_defaults=True):
     used: Usage | None = None
     added: Usage | None = None
     caller: str | None = None
+    used_by: str | None = None
     failure: AgentFailure | None = None
     used_tools: bool = False
+    stopped_by: str | None = None
 
 
-class QueueChangedBody(Struct):
+class TurnEditedBody(Struct):
+    """A queued ask was edited.
+
+    Attributes:
+        prompt: Its new prompt; null: as before.
+        priority: Its new priority, in which it is the last one; null: as before.
+        caller: The caller that edited it; null if none was named.
+    """
+
+    prompt: str | Blocks | None
+    priority: int | None
+    caller: str | None
+
+
+class QueueChangedBody(Struct, omit_defaults=True):
     """An ask was moved in the queue.
 
     Attributes:
         before: Turn before which it was placed; null: the head of its priority.
+        caller: The caller that moved it; null if none was named.
     """
 
     before: str | None
+    caller: str | None = None
 
 
 class QuestionAskedBody(Struct):
@@ -216,6 +244,7 @@ class QuestionAnsweredBody(Struct, omit_defaults=True):
         by: Origin of the answer, as in the response to an answer.
         message: Message for the agent.
         option: Chosen option of those that the agent offered.
+        caller: The caller that answered it; null if it has no name, or if no caller did.
     """
 
     question: str
@@ -223,6 +252,7 @@ class QuestionAnsweredBody(Struct, omit_defaults=True):
     by: str
     message: str | None
     option: str | None = None
+    caller: str | None = None
 
 
 class QuestionKeptBody(Struct):
@@ -264,6 +294,7 @@ class UsageReportedBody(Struct, omit_defaults=True):
 
     Attributes:
         caller: The caller under which the usage is counted.
+        used_by: The agent that it is counted for; null: the first one of the session.
         added: The part that no earlier event has. The sum of all `added` is the session's usage.
         used: Tokens, cost and working time of the turn until now.
         spent: Cost of the conversation as the agent counts it; null if unknown.
@@ -272,6 +303,7 @@ class UsageReportedBody(Struct, omit_defaults=True):
     caller: str | None
     added: Usage
     used: Usage
+    used_by: str | None = None
     spent: float | None = None
 
 

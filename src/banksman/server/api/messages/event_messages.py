@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from banksman.server.api.messages import event_body_messages as bodies
 from banksman.server.api.messages import lifecycle_body_messages as lifecycle
+from banksman.server.api.messages.command_messages import Command
 from banksman.server.api.messages.common_messages import Query
 
 # Number of events of a page; a higher `limit` is reduced.
@@ -54,6 +55,31 @@ class FollowMany(Query):
     frames_of: str | None = None
     raw: bool = False
     partial: bool = False
+
+
+class FollowCommands(Query):
+    """Place to begin at.
+
+    Attributes:
+        after: Cursor of an end. Streams the ends after it. `now`: only future ends. Without it, all
+            that are kept.
+    """
+
+    after: str | None = None
+
+
+class CommandEnded(Struct):
+    """The end of a command. Its stream does not take the report of `POST /v1/commands/ended`.
+
+    Attributes:
+        cursor: Place of the end in the stream (`after`, `Last-Event-ID`).
+        command: The command, with its result.
+        kind: The kind of the event.
+    """
+
+    cursor: str
+    command: Command
+    kind: Literal["command.ended"] = "command.ended"
 
 
 class Event(Struct, kw_only=True, omit_defaults=True):
@@ -130,8 +156,10 @@ BODIES: dict[str, type[Struct]] = {
     "turn.interrupted": bodies.TurnInterruptedBody,
     "turn.requeued": bodies.TurnRequeuedBody,
     "turn.ended": bodies.TurnEndedBody,
+    "turn.edited": bodies.TurnEditedBody,
     "queue.changed": bodies.QueueChangedBody,
     "process.started": lifecycle.ProcessStartedBody,
+    "process.adopted": lifecycle.ProcessAdoptedBody,
     "process.exited": lifecycle.ProcessExitedBody,
     "process.stopped": lifecycle.ProcessStoppedBody,
     "process.swept": lifecycle.ProcessSweptBody,
@@ -142,6 +170,7 @@ BODIES: dict[str, type[Struct]] = {
     "question.answered": bodies.QuestionAnsweredBody,
     "question.kept": bodies.QuestionKeptBody,
     "session.opened": lifecycle.SessionOpenedBody,
+    "session.shared": lifecycle.SessionSharedBody,
     "session.imported": lifecycle.SessionImportedBody,
     "session.recovered": lifecycle.SessionRecoveredBody,
     "session.conversation": lifecycle.SessionConversationBody,
@@ -151,6 +180,7 @@ BODIES: dict[str, type[Struct]] = {
     "session.store_returned": lifecycle.SessionStoreReturnedBody,
     "session.closed": lifecycle.SessionClosedBody,
     "session.left": lifecycle.SessionLeftBody,
+    "session.handed_over": lifecycle.SessionHandedOverBody,
     "clock.warning": bodies.ClockWarningBody,
     "tasks.changed": bodies.TasksChangedBody,
     "usage.reported": bodies.UsageReportedBody,

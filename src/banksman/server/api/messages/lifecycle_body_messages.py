@@ -26,18 +26,36 @@ class ProcessStartedBody(Struct):
     born: Any
 
 
-class ProcessExitedBody(Struct):
+class ProcessAdoptedBody(Struct):
+    """The next host took over the process of a session that was handed over.
+
+    Attributes:
+        process: Its number in the session.
+        pid: Its pid.
+        hold: Name under which it has waited.
+        born: What identifies the process, its keeper and its new host.
+    """
+
+    process: int
+    pid: int
+    hold: str
+    born: Any
+
+
+class ProcessExitedBody(Struct, omit_defaults=True):
     """The leader of a process ended.
 
     Attributes:
         process: Number of the process.
         code: Exit code; null if a signal ended it.
         signal: Number of the signal that ended it; null if it exited.
+        out_of_memory: Whether the kernel killed it because memory ran out.
     """
 
     process: int
     code: int | None
     signal: int | None
+    out_of_memory: bool = False
 
 
 class ProcessStoppedBody(Struct):
@@ -137,6 +155,11 @@ class SessionOpenedBody(Struct, omit_defaults=True):
         fork: Whether the session continues a copy of that conversation.
         labels: Labels that a host must have to run it.
         fallback: Other agents that may serve it, in order of preference.
+        containment: What its agents may use: `user`, `limits`, `scrub`, `wrap`, and the hooks
+            `on_open` and `on_close`.
+        functions: Hooks that are functions. The log cannot keep them.
+        survive: "crash" if its agent survives the death of its host.
+        caller: Name of the caller that opened it.
     """
 
     agent: str
@@ -146,10 +169,32 @@ class SessionOpenedBody(Struct, omit_defaults=True):
     fork: bool
     labels: list[str] | None = None
     fallback: list[str] | None = None
+    containment: dict[str, Any] | None = None
+    functions: list[str] | None = None
+    survive: str | None = None
+    caller: str | None = None
 
 
-class SessionClosedBody(Struct):
-    """The session was closed."""
+class SessionSharedBody(Struct):
+    """The session is shared with these callers, and with no others.
+
+    Attributes:
+        shared: Names of the callers.
+        caller: Name of the caller that shared it.
+    """
+
+    shared: list[str]
+    caller: str | None
+
+
+class SessionClosedBody(Struct, omit_defaults=True):
+    """The session was closed.
+
+    Attributes:
+        caller: The caller that closed it; null if none was named.
+    """
+
+    caller: str | None = None
 
 
 class SessionImportedBody(Struct):
@@ -198,12 +243,14 @@ class SessionSettingBody(Struct):
         value: New value; null: the value with which the session was opened.
         by: What changed it.
         agent: The agent of the setting, if another agent of the session serves it now.
+        caller: The caller that changed it; null if it has no name, or if no caller did.
     """
 
     name: str
     value: str | None
     by: str
     agent: str | None = None
+    caller: str | None = None
 
 
 class SessionContextLostBody(Struct):
@@ -249,6 +296,28 @@ class SessionLeftBody(Struct):
         queued: Waiting turns, which the next host will run.
     """
 
+    queued: list[str]
+
+
+class SessionHandedOverBody(Struct):
+    """The host handed the session over together with its process, whose turn continues.
+
+    Attributes:
+        hold: Name under which the process waits for the next host.
+        host: Pid of the host that handed it over.
+        seconds: How long the process waits. Then it is ended.
+        until: The end of that wait, in seconds since 1970.
+        process: The number of the process in the session.
+        open: Open turns, which the next host continues.
+        queued: Waiting turns, which the next host will run.
+    """
+
+    hold: str
+    host: int
+    seconds: float
+    until: float
+    process: int
+    open: list[str]
     queued: list[str]
 
 

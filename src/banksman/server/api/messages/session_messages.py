@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import hashlib
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -29,6 +30,10 @@ from banksman.server.api.messages.turn_messages import Question, Waiting
 
 # Number of sessions of a page; a higher `limit` is reduced.
 SESSIONS_MAX = 1000
+
+
+# One number for both, or the soft and the hard limit.
+Limit = int | float | Annotated[list[int], Meta(min_length=2, max_length=2)]
 
 
 class OpenSession(Body):
@@ -58,6 +63,16 @@ class OpenSession(Body):
             not installed.
         budget: Caps on what the session may use over its whole life.
         on_budget: What happens at a cap; null: `queue`.
+        user: User that the agent runs as. For this and the next five, the settings must let
+            callers choose. What is left out is as the session had it, else as the settings say.
+        limits: Resource limits of each process of the agent, or of its tree, by name.
+        scrub: Inherited variables that the agent does not get: `secrets`, `nesting`, or names.
+        wrap: Prefix of the agent's command, or the name of a sandbox.
+        on_open: Command that makes what the session works in. If it fails, the session is not
+            opened.
+        on_close: Command that removes it, after the session is closed.
+        survive: "crash": the agent works on if the server is killed, and the next server continues
+            its turn. The settings must let callers choose this too.
     """
 
     # msgspec creates a new list for each instance: these defaults are not shared.
@@ -81,6 +96,13 @@ class OpenSession(Body):
     fallback: Annotated[list[Word], Meta(max_length=8)] = []  # noqa: RUF012
     budget: Caps | None = None
     on_budget: OnBudget | None = None
+    user: Word | int | None = None
+    limits: Annotated[dict[Word, Limit], Meta(max_length=64)] | None = None
+    scrub: Annotated[list[Word], Meta(max_length=256)] | None = None
+    wrap: Word | Annotated[list[Text], Meta(max_length=256)] | None = None
+    on_open: Annotated[list[Text], Meta(max_length=256)] | None = None
+    on_close: Annotated[list[Text], Meta(max_length=256)] | None = None
+    survive: Literal["crash"] | None = None
 
 
 class ChangeSession(Body):
@@ -175,6 +197,8 @@ class Session(Struct, kw_only=True):
         at: When its last event happened, in seconds since 1970; null if it has no events.
         cwd: Folder in which the agent works; null if unknown.
         holder: Id of the running turn.
+        holder_caller: The person or program that asked for it; null if it has no name.
+        holder_since: When it got the session, in seconds since 1970; null if unknown.
         hold: Id of the granted hold.
         queue: Waiting asks, in the order in which they will run.
         questions: Ids of the questions that wait for an answer.
@@ -214,6 +238,8 @@ class Session(Struct, kw_only=True):
     waits_for_limit: bool = False
     fallback: list[SessionAgent] = []
     budget: list[CapUse] = []
+    holder_caller: str | None = None
+    holder_since: float | None = None
 
 
 class Sessions(Struct):
@@ -308,6 +334,66 @@ class Retry(Struct):
     status: int | None
 
 
+class SessionStderr(Struct):
+    """What the agent's process has written to stderr.
+
+    Attributes:
+        text: At most 64 KiB: the beginning and the end of it. Empty if there is no process.
+    """
+
+    text: str
+
+
+class ControlGroup(Struct):
+    """Control group of a process tree. A value is null if the group does not measure or limit it.
+
+    Attributes:
+        path: Where it is mounted.
+        memory_bytes: Memory in use.
+        memory_bytes_peak: The most memory that was in use.
+        memory_bytes_max: Limit on the memory.
+        processes: Number of processes and threads.
+        processes_max: Limit on their number.
+        cpu_seconds: Time of the processor that was used.
+        cpus_max: Limit on the processors in use.
+        out_of_memory_kills: Processes that the kernel has killed because memory ran out.
+    """
+
+    path: str
+    memory_bytes: int | None
+    memory_bytes_peak: int | None
+    memory_bytes_max: int | None
+    processes: int | None
+    processes_max: int | None
+    cpu_seconds: float | None
+    cpus_max: float | None
+    out_of_memory_kills: int | None
+
+
+class Containment(Struct):
+    """What the agent may use. A member that is null is not restricted.
+
+    Attributes:
+        user: User that it runs as.
+        limits: Resource limits of each of its processes, by name.
+        scrub: Inherited variables that it does not get; null: as its profile says.
+        wrap: Prefix of its command, or the name of a sandbox.
+        on_open: Command that makes what the session works in.
+        on_close: Command that removes it.
+        cgroup: Control group of its processes; null if they have none.
+        why_not: Why they have none; null if they have one, or if another host owns the session.
+    """
+
+    user: str | int | None = None
+    limits: dict[str, Limit] | None = None
+    scrub: list[str] | None = None
+    wrap: str | list[str] | None = None
+    on_open: list[str] | None = None
+    on_close: list[str] | None = None
+    cgroup: ControlGroup | None = None
+    why_not: str | None = None
+
+
 class Why(Session, kw_only=True):
     """A session with everything that explains what it waits for.
 
@@ -326,6 +412,7 @@ class Why(Session, kw_only=True):
         seconds_since_out: Seconds since the last frame to the agent.
         waits_for_place: Whether the session waits for a free place in the process pool.
         retry: Retry that the running turn waits for; null if the agent works.
+        containment: What the agent may use.
     """
 
     holder_prompt: str | None
@@ -342,3 +429,9 @@ class Why(Session, kw_only=True):
     seconds_since_out: float | None
     waits_for_place: bool
     retry: Retry | None = None
+    containment: Containment
+
+
+def session_id(key: str) -> str:
+    """Derive the session id from a key: the same after a restart."""
+    return f"s-{hashlib.blake2b(key.encode(), digest_size=8, person=b'banksman').hexdigest()}"

@@ -42,6 +42,7 @@ class Waiting(Struct):
         attempt: Number of the attempt, counted from 1.
         prompt: Beginning of its prompt, without secrets.
         at: When it entered the queue, in seconds since 1970; null if unknown.
+        caller: The person or program that asked; null if it has no name.
     """
 
     turn: str
@@ -50,6 +51,7 @@ class Waiting(Struct):
     attempt: int
     prompt: str
     at: float | None
+    caller: str | None = None
 
 
 class Ask(Body):
@@ -177,6 +179,18 @@ class Turn(Struct):
     outcome: Outcome | None
 
 
+class EditTurn(Body):
+    """A change of a waiting ask. A member that is null or missing stays as it is.
+
+    Attributes:
+        prompt: Text, or content blocks.
+        priority: A priority class, or a number. The ask becomes the last one of it.
+    """
+
+    prompt: str | Blocks | None = None
+    priority: int | PriorityName | None = None
+
+
 class MoveTurn(Body):
     """A new place in the queue for a turn.
 
@@ -187,7 +201,7 @@ class MoveTurn(Body):
     before: Word | None = None
 
 
-class Moved(Struct):
+class MovedQueue(Struct):
     """The queue after a move.
 
     Attributes:
@@ -195,6 +209,10 @@ class Moved(Struct):
     """
 
     queue: list[Waiting]
+
+
+# The name in the OpenAPI document. In Python, `Moved` is the error.
+MovedQueue.__name__ = "Moved"
 
 
 class Receipt(Struct):
@@ -277,6 +295,7 @@ class Answered(Struct):
             `recovery`, `store`.
         message: Message for the agent.
         first: Whether this request gave the answer.
+        caller: The caller that gave it; null if it has no name, or if no caller did.
     """
 
     question: str
@@ -284,3 +303,4 @@ class Answered(Struct):
     by: str
     message: str | None
     first: bool
+    caller: str | None = None

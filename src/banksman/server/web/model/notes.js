@@ -34,6 +34,11 @@ const WORDS = new Map(
     "session.closed": () => soft("session", "Session closed."),
     "session.left": ({ queued = [] }) =>
       soft("session", `The session left its host, with ${count(queued.length, "ask")} in the queue.`),
+    "session.handed_over": () => soft("session", "The host was restarted. The agent works on, and waits for the next one."),
+    "process.adopted": ({ process, pid }) =>
+      soft("process", `The new host continues process ${process} (pid ${pid}).`),
+    "session.shared": ({ shared = [], caller }) =>
+      soft("session", `${caller ?? "The administrator"} shared the session with ${shared.join(", ") || "no other caller"}.`),
     "session.imported": () => soft("session", "The events above were imported."),
     "session.recovered": ({ unknown = [], queued = [], swept = [] }) => ({
       icon: "warning",
@@ -65,8 +70,8 @@ const WORDS = new Map(
       text: `The store can be written again, after ${count(retries ?? 0, "try", "tries")}.`,
     }),
     "process.started": ({ process, pid }) => soft("process", `Process ${process} started (pid ${pid}).`),
-    "process.exited": ({ process, code, signal }) =>
-      soft("process", `Process ${process} ended, ${exit(code, signal)}.`),
+    "process.exited": ({ process, code, signal, out_of_memory = false }) =>
+      soft("process", `Process ${process} ended, ${exit(code, signal)}${out_of_memory ? ": out of memory" : ""}.`),
     "process.stopped": ({ process, ladder = [] }) =>
       soft("process", `Process ${process} was stopped: ${ladder.map(rung).join(", then ") || "immediately"}.`),
     "process.swept": ({ swept = [], survivors = [] }) =>

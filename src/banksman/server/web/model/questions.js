@@ -244,5 +244,6 @@ export function answeredText(answered) {
   const word =
     { allow: "allowed", deny: "denied", cancelled: "cancelled", withdrawn: "withdrawn" }[answered.answer] ??
     answered.answer;
-  return `${word} ${BY[answered.by] ?? `by ${answered.by}`}${answered.message ? `: ${answered.message}` : ""}`;
+  const by = answered.caller ? `by ${answered.caller}` : (BY[answered.by] ?? `by ${answered.by}`);
+  return `${word} ${by}${answered.message ? `: ${answered.message}` : ""}`;
 }

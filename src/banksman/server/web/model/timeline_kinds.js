@@ -19,6 +19,7 @@ export const TOLD = {
     turn.priority = Number(body.priority) || 0;
     turn.class = classOf(turn.priority);
     turn.seq = event.seq;
+    turn.caller = body.caller ?? null;
     // Collected: the ask waits with the ask that it joined, and begins with it.
     if (body.into) line._shared.set(turn.id, { into: body.into, isSteered: false });
     line.open(turn, event, now, "queued");
@@ -55,9 +56,9 @@ export const TOLD = {
     const turn = line.turnOf(event, now);
     const cause = String(body.cause ?? "interrupt");
     if (turn.segments.length === 0) line.open(turn, { ...event, at: line.from - line.offset }, line.from, "running");
-    line.open(turn, event, now, "interrupting", { cause, watchdog: body.clock ?? null });
+    line.open(turn, event, now, "interrupting", { cause, watchdog: body.clock ?? null, caller: body.caller ?? null });
     const urgent = cause === "preempt" ? urgentBefore(line, turn) : null;
-    line.mark(event, now, MARK_OF[cause] ?? "interrupt", interruptText(turn, cause, body.clock, urgent), {
+    line.mark(event, now, MARK_OF[cause] ?? "interrupt", interruptText(turn, cause, { ...body, urgent }), {
       turn: turn.id,
       from: urgent?.id ?? null,
       lane: "holder",
@@ -106,9 +107,10 @@ export const TOLD = {
     if (line._holder === turn) line._holder = null;
   },
 
-  "queue.changed": (line, event, _body, now) => {
+  "queue.changed": (line, event, body, now) => {
     const turn = line._known.get(event.turn);
-    line.mark(event, now, "moved", `moved up in the queue: ${turn?.prompt ?? event.turn}`, {
+    const by = body.caller ? ` by ${body.caller}` : "";
+    line.mark(event, now, "moved", `moved up in the queue${by}: ${turn?.prompt ?? event.turn}`, {
       turn: event.turn,
       lane: "waiting",
     });
@@ -208,7 +210,7 @@ export const TOLD = {
     if (question === undefined) return;
     question.to = Math.max(question.from, now);
     question.answer = body.answer ?? null;
-    question.by = body.by ?? null;
+    question.by = body.caller ?? body.by ?? null;
   },
 
   "question.kept": (line, event, body, now) => {
@@ -219,7 +221,7 @@ export const TOLD = {
   },
 
   "session.opened": (line, event, body, now) => {
-    line.mark(event, now, "opened", `the session was opened${body.agent ? ` with ${body.agent}` : ""}`, {
+    line.mark(event, now, "opened", `the session was opened${body.agent ? ` with ${body.agent}` : ""}${body.caller ? ` by ${body.caller}` : ""}`, {
       lane: "all",
     });
   },
@@ -251,8 +253,10 @@ export const TOLD = {
     line.mark(event, now, "store_returned", "the store can be written again", { lane: "all" }),
   "session.setting": (line, event, body, now) =>
     line.mark(event, now, "setting", `${body.name}: ${body.value ?? "the agent's default"}`, { lane: "process" }),
-  "session.closed": (line, event, _body, now) =>
-    line.mark(event, now, "closed", "the session was closed", { lane: "all" }),
+  "session.closed": (line, event, body, now) =>
+    line.mark(event, now, "closed", `the session was closed${body.caller ? ` by ${body.caller}` : ""}`, {
+      lane: "all",
+    }),
 
   "clock.warning": (line, event, body, now) => {
     line.mark(
@@ -304,7 +308,7 @@ function urgentBefore(line, turn) {
   return best;
 }
 
-function interruptText(turn, cause, clock, urgent) {
+function interruptText(turn, cause, { clock, caller, urgent }) {
   const what = turn.prompt || turn.id;
   switch (cause) {
     case "preempt":
@@ -316,6 +320,6 @@ function interruptText(turn, cause, clock, urgent) {
     case "replace":
       return `stopped because its process is replaced: ${what}`;
     default:
-      return `interrupted: ${what}`;
+      return `interrupted${caller ? ` by ${caller}` : ""}: ${what}`;
   }
 }

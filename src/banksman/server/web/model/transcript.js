@@ -147,10 +147,16 @@ export class Transcript {
         return this.#speech.take(event);
       case "turn.queued":
         return this.#queued(event);
+      case "turn.edited":
+        return this.#edited(event);
       case "turn.started":
         return this.#started(event);
       case "turn.interrupted":
-        return void this.#items.turn(event.turn, { cause: event.body.cause, clock: event.body.clock });
+        return void this.#items.turn(event.turn, {
+          cause: event.body.cause,
+          clock: event.body.clock,
+          stoppedBy: event.body.caller ?? null,
+        });
       case "turn.requeued":
         return this.#requeued(event);
       case "turn.ended":
@@ -189,9 +195,21 @@ export class Transcript {
   }
 
   /** @param {LogEvent} event */
+  #edited(event) {
+    const id = String(event.turn);
+    const known = this.#prompts.get(id);
+    if (!known) return;
+    const { prompt, priority } = event.body;
+    const body = { ...known, prompt: prompt ?? known.prompt, priority: priority ?? known.priority };
+    this.#prompts.set(id, body);
+    const item = this.#waiting.get(id);
+    if (item) this.#items.change(item, asked(body));
+  }
+
+  /** @param {LogEvent} event */
   #started(event) {
     const { attempt = 1, joined = [], into = null, origin = null } = event.body;
-    this.#items.turn(event.turn, { started: event.at, attempt, cause: null, isWhole: true });
+    this.#items.turn(event.turn, { started: event.at, attempt, cause: null, stoppedBy: null, isWhole: true });
     if (!into) this.running = event.turn;
     this.#begun(event, String(event.turn), { state: "started", attempt, into, origin });
     for (const id of joined)
@@ -264,6 +282,7 @@ export class Transcript {
       isEmpty: body.outcome === "done" && body.used_tools === true && !hasAnswer(body, turn),
       clock: body.clock ?? turn.clock ?? null,
       cause: turn.cause ?? null,
+      stoppedBy: body.stopped_by ?? turn.stoppedBy ?? null,
       usage: body.usage ?? null,
       cost: body.cost ?? null,
       spent: body.spent ?? null,
@@ -295,6 +314,7 @@ export class Transcript {
         details: details ?? {},
         answer: null,
         by: null,
+        caller: null,
         message: null,
       }),
     );
@@ -307,6 +327,7 @@ export class Transcript {
       this.#items.change(item, {
         answer: event.body.answer,
         by: event.body.by,
+        caller: event.body.caller ?? null,
         message: event.body.message ?? null,
         answered: event.at,
       });

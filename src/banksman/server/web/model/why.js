@@ -5,6 +5,7 @@
 // An account is a list of topics, each with its lines. A topic without lines is left out.
 
 import { budgetText, capText, limitText, retryText, windowText } from "./provider.js";
+import { clockTime } from "./words.js";
 
 const QUESTION_CHARACTERS_MAX = 2000;
 const COMMAND_CHARACTERS_MAX = 60;
@@ -73,8 +74,10 @@ function agentLine(agent, serving, now) {
 
 function holderLines(why) {
   if (!why.holder) return [why.hold ? `hold ${why.hold}` : "none"];
+  const by = why.holder_caller ? `, asked by ${why.holder_caller}` : "";
+  const since = why.holder_since ? `, since ${clockTime(why.holder_since)}` : "";
   return [
-    why.holder,
+    `${why.holder}${by}${since}`,
     ...(why.holder_prompt ? [`  ${asLine(why.holder_prompt, 200)}`] : []),
     ...(why.hold ? [`  in the hold ${why.hold}`] : []),
   ];
@@ -85,7 +88,8 @@ function queueLines(why, elapsed) {
   return why.queue.map((each) => {
     const again = each.attempt === 1 ? "" : `, attempt ${each.attempt}`;
     const prompt = each.prompt ? `: ${asLine(each.prompt, 80)}` : "";
-    return `${each.turn}, priority ${each.priority}, for ${seconds(each.seconds + elapsed)}${again}${prompt}`;
+    const by = each.caller ? ` by ${each.caller}` : "";
+    return `${each.turn}${by}, priority ${each.priority}, for ${seconds(each.seconds + elapsed)}${again}${prompt}`;
   });
 }
 

@@ -84,6 +84,10 @@ export function rename(session, name) {
 }
 
 /** @param {string} session */
+export function stderr(session) {
+  return get(`${at(session)}/stderr`);
+}
+
 export function why(session) {
   return get(`${at(session)}/why`);
 }

@@ -50,12 +50,13 @@ export function onTokenElsewhere(listener) {
 }
 
 /**
- * `fetch` with the page's token, and without cookies.
+ * `fetch` with the page's token. The server ignores cookies, but a proxy before it may know its
+ * user by one.
  * @param {string} address
  * @param {RequestInit & {headers?: Record<string, string>}} [given]
  */
 export function fetchWithToken(address, given = {}) {
   const token = read();
   const headers = token ? { ...given.headers, Authorization: `Bearer ${token}` } : given.headers;
-  return fetch(address, { ...given, headers, credentials: "omit" });
+  return fetch(address, { ...given, headers, credentials: "same-origin" });
 }

@@ -7,6 +7,7 @@
 // @ts-check
 
 import { el, listen, replace } from "../dom.js";
+import { caller } from "../model/caller.js";
 import { hosts } from "../model/hosts.js";
 import { SessionLog } from "../model/log.js";
 import { OwnEvents } from "../model/own.js";
@@ -33,6 +34,24 @@ const TOASTS_MAX = 3;
 const USAGE = "#/usage";
 /** These are already visible, so they are only announced to screen readers. */
 const SPOKEN = new Set(["question", "note"]);
+
+/**
+ * Mount a view, and mount it again when the value changes.
+ * @template T
+ * @param {{subscribe: (fn: (value: T) => void) => () => void}} value
+ * @param {(value: T) => () => void} mount
+ */
+function whenever(value, mount) {
+  let unmount = () => {};
+  const off = value.subscribe((now) => {
+    unmount();
+    unmount = mount(now);
+  });
+  return () => {
+    off();
+    unmount();
+  };
+}
 
 /** @param {HTMLElement} parent */
 export function mountApp(parent) {
@@ -72,11 +91,12 @@ class App {
     const shared = {
       sessions,
       hosts,
+      caller,
       feed,
       actions,
       say: (/** @type {string} */ text, /** @type {string} */ kind) => this.say(text, kind),
       open: (/** @type {string} */ id) => this.open(id),
-      newSession: () => newSession(shared),
+      newSession: () => caller.may("open") && newSession(shared),
       drawer: (/** @type {string|null} */ name) => this.drawer(name),
       drawerName: signal(null),
       theme: startTheme(),
@@ -236,8 +256,11 @@ class App {
     this.closings.push(
       mountTimeline(timeline, context),
       mountTranscript(view, context),
-      mountQuestions(questions, context),
-      mountComposer(composer, context),
+      // Made again if the rights change: without the right, a card has no buttons.
+      whenever(caller.allows("answer"), (mayAnswer) =>
+        mountQuestions(questions, Object.assign(Object.create(context), { mayAnswer })),
+      ),
+      whenever(caller.allows("ask"), (may) => (may ? mountComposer(composer, context) : () => {})),
     );
   }
 

@@ -6,6 +6,7 @@
 // @ts-check
 
 import { el, isComposing, listen, replace } from "../dom.js";
+import { mayPreempt } from "../model/caller.js";
 import { effect } from "../model/signal.js";
 import { Attachments } from "./attachments.js";
 import { icon } from "./items/icons.js";
@@ -69,7 +70,8 @@ class Composer {
       listen(this.box, "drop", (event) => this.#dropped(event)),
       listen(this.priority, "change", () => this.#keep()),
       listen(this.onBusy, "change", () => this.#keep()),
-      effect([context.session, context.running], () => this.#state()),
+      effect([context.session, context.running, context.caller.me], () => this.#state()),
+      effect([context.caller.me], (/** @type {any} */ me) => this.#limit(me)),
       () => this.attachments.destroy(),
       () => this.sending.destroy(),
     ];
@@ -261,13 +263,23 @@ class Composer {
     const session = this.context.session.value;
     const isRunning =
       Boolean(this.context.running.value || session?.holder) || ["running", "asks", "wedged"].includes(session?.state);
-    this.interrupt.disabled = !isRunning;
+    this.interrupt.disabled = !isRunning || !this.context.caller.mayInterrupt(session?.holder_caller);
     this.text.placeholder =
       session?.state === "gone"
         ? "Ask again: this reopens the session, if possible"
         : isRunning
           ? "Ask the agent; the ask waits for its turn"
           : "Ask the agent";
+  }
+
+  /**
+   * Offer only the priorities that the server accepts from this caller.
+   * @param {import("../model/caller.js").Me|null} me
+   */
+  #limit(me) {
+    const [urgent] = this.priority.options;
+    urgent.disabled = urgent.hidden = !mayPreempt(me);
+    if (urgent.disabled && urgent.selected) this.priority.value = "normal";
   }
 
   /** @param {any} error */

@@ -112,7 +112,7 @@ class Cards {
 
   _announce(fresh) {
     const words = fresh.map((each) => titleOf(each).replace(/[^?.!]$/u, "$&.")).join(" ");
-    const keys = fieldsOf(fresh[0]) === null ? " Press a to allow, d to deny." : "";
+    const keys = fieldsOf(fresh[0]) === null && this.context.mayAnswer !== false ? " Press a to allow, d to deny." : "";
     this.context.say(`A question waits: ${words}${keys}`, "question");
   }
 
@@ -162,8 +162,10 @@ class Cards {
 
   _make(card) {
     const { question } = card;
-    const choices = choicesOf(question);
-    const fields = fieldsOf(question);
+    // A caller that may not answer sees the question, without buttons and fields.
+    const mayAnswer = this.context.mayAnswer !== false;
+    const choices = mayAnswer ? choicesOf(question) : [];
+    const fields = mayAnswer ? fieldsOf(question) : null;
     // A hidden tab draws no frames. The time begins when the tab is visible.
     card.seenAt = Infinity;
     requestAnimationFrame(() => {
@@ -202,7 +204,9 @@ class Cards {
         ),
       ),
       el("div", { class: "question-body" }, shownOf(question), card.form?.node ?? null),
-      el("div", { class: "question-actions" }, card.buttons, card.form === null ? card.message : null),
+      mayAnswer
+        ? el("div", { class: "question-actions" }, card.buttons, card.form === null ? card.message : null)
+        : el("p", { class: "question-note" }, "It waits for a person who may answer."),
       card.note,
     );
     card.message.addEventListener("keydown", (event) => {

@@ -55,6 +55,7 @@ class QueuePanel {
         this.draw();
       }),
       this.context.own.events.subscribe(() => this.draw()),
+      effect([this.context.caller.me], () => this.draw()),
       listen(document, "visibilitychange", () => this.draw()),
     ];
     this.ticker = setInterval(() => this._tick(), 1000);
@@ -131,6 +132,9 @@ class QueuePanel {
         node.since = each.started?.at ?? now;
         node.words = each.stopped ? "is being stopped, runs for" : "runs for";
         parts.button.disabled = Boolean(each.stopped) || this.busy.has(each.turn);
+        parts.button.hidden = !this.context.caller.mayInterrupt(each.caller);
+        const by = each.caller ? `by ${each.caller}` : "";
+        if (parts.by.textContent !== by) parts.by.textContent = by;
         parts.button.setAttribute("aria-label", `Interrupt ${called(shown)}`);
       },
     );
@@ -145,13 +149,14 @@ class QueuePanel {
       { type: "button", class: "pane-button is-strong", on: { click: () => this._interrupt(turn) } },
       "Interrupt",
     );
+    const by = el("span", { class: "queue-by" });
     const node = el(
       "div",
       { class: "queue-row", dataset: { holder: turn } },
       prompt,
-      el("div", { class: "queue-line" }, kind, since, button),
+      el("div", { class: "queue-line" }, kind, by, since, button),
     );
-    node.parts = { prompt, kind, since, button };
+    node.parts = { prompt, kind, by, since, button };
     return node;
   }
 
@@ -174,18 +179,26 @@ class QueuePanel {
       { type: "button", class: "pane-button", on: { click: () => this._cancel(turn) } },
       "Cancel",
     );
+    const by = el("span", { class: "queue-by" });
     const node = el(
       "li",
       { class: "queue-row", dataset: { turn } },
       prompt,
-      el("div", { class: "queue-line" }, kind, since, el("span", { class: "queue-actions" }, up, top, cancel)),
+      el("div", { class: "queue-line" }, kind, by, since, el("span", { class: "queue-actions" }, up, top, cancel)),
     );
-    node.parts = { prompt, kind, since, up, top, cancel };
+    node.parts = { prompt, kind, by, since, up, top, cancel };
     return node;
   }
 
   _update(node, row, rows, now) {
-    const { prompt, kind, up, top, cancel } = node.parts;
+    const { prompt, kind, by, up, top, cancel } = node.parts;
+    const { caller } = this.context;
+    const asker = this.known(row.turn).caller ?? null;
+    const byText = asker === null ? "" : `by ${asker}`;
+    if (by.textContent !== byText) by.textContent = byText;
+    set(up, { hidden: !caller.may("steer") });
+    set(top, { hidden: !caller.may("steer") });
+    set(cancel, { hidden: !caller.mayInterrupt(asker) });
     const words = row.prompt || row.turn;
     if (prompt.textContent !== words) prompt.textContent = words;
     kind.textContent = `${row.class}${row.attempt > 1 ? `, attempt ${row.attempt}` : ""}`;

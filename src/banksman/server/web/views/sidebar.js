@@ -8,6 +8,7 @@
 import { el, keyed, listen, replace } from "../dom.js";
 import { budgetText, limitText } from "../model/provider.js";
 import { effect, signal } from "../model/signal.js";
+import { callerText } from "../model/caller.js";
 import { mountHosts } from "./hosts.js";
 import { icon, mark } from "./items/icons.js";
 import { age, money, STATES } from "./items/words.js";
@@ -38,6 +39,19 @@ export function mountSidebar(root, shared) {
     spellcheck: false,
     on: { input: () => (find.value = input.value.trim().toLowerCase()) },
   });
+  const usage = el("a", { class: "icon-button", href: "#/usage", "aria-label": "Usage", title: "Usage" }, icon("usage"));
+  const opening = el(
+    "button",
+    {
+      class: "icon-button",
+      type: "button",
+      "aria-label": "New session",
+      title: "New session (n)",
+      on: { click: () => shared.newSession() },
+    },
+    icon("plus"),
+  );
+  const me = el("p", { class: "me", hidden: true });
   const chips = el("div", { class: "chips", role: "group", "aria-label": "Show only" });
   const list = el("div", { class: "sessions" });
   const nav = el(
@@ -51,19 +65,10 @@ export function mountSidebar(root, shared) {
         { class: "brand" },
         mark(),
         el("strong", null, "Banksman"),
-        el("a", { class: "icon-button", href: "#/usage", "aria-label": "Usage", title: "Usage" }, icon("usage")),
-        el(
-          "button",
-          {
-            class: "icon-button",
-            type: "button",
-            "aria-label": "New session",
-            title: "New session (n)",
-            on: { click: () => shared.newSession() },
-          },
-          icon("plus"),
-        ),
+        usage,
+        opening,
       ),
+      me,
       el("div", { class: "find" }, icon("search"), input, el("kbd", { "aria-hidden": "true" }, "/")),
       chips,
     ),
@@ -99,6 +104,12 @@ export function mountSidebar(root, shared) {
     effect([shared.sessions.list, find, state, place, clock, shared.sessions.isKnown, shared.feed.connection], () =>
       draw(),
     ),
+    effect([shared.caller.me], (now) => {
+      me.textContent = now === null ? "" : `Logged in as ${callerText(now)}`;
+      me.hidden = now === null;
+      usage.hidden = !shared.caller.may("operate");
+      opening.hidden = !shared.caller.may("open");
+    }),
     listen(window, "hashchange", () => (place.value = location.hash)),
     listen(input, "keydown", (event) => finding(event)),
     listen(nav, "keydown", (event) => moving(event, nav)),

@@ -23,11 +23,12 @@ export function mountWelcome(parent, context) {
   parent.append(place);
   let shown = "";
   const { list, isKnown } = context.sessions;
-  return effect([list, isKnown, context.feed.connection], (all, known, connection) => {
+  return effect([list, isKnown, context.feed.connection, context.caller.me], (all, known, connection) => {
     // Before the list was read, it is unknown whether this is the first visit.
     const now = connection.state === "refused" ? "refused" : !known ? "nothing" : all.length ? "choose" : "first";
-    if (now === shown) return;
-    shown = now;
+    const drawn = `${now} ${context.caller.may("open")}`;
+    if (drawn === shown) return;
+    shown = drawn;
     delete place.dataset.empty;
     if (now === "first") place.dataset.empty = "";
     replace(
@@ -48,7 +49,7 @@ function refused(context) {
     name: "token",
     autocomplete: "off",
     "aria-label": "The server's token",
-    placeholder: "The server's token",
+    placeholder: "A token",
   });
   const problem = el("p", { role: "status" });
   const submit = async (/** @type {Event} */ event) => {
@@ -65,7 +66,11 @@ function refused(context) {
     el("h1", null, "This browser is not logged in"),
     el("p", null, "Run this in a terminal, and open the link that it prints. A link logs one browser in, once."),
     el("div", { class: "try" }, commandLine("banksman page", kit)),
-    el("p", null, "Or paste the token: it is in the file banksman/token of the state folder."),
+    el(
+      "p",
+      null,
+      "Or paste a token: your own, from an administrator of the server, or the server's, which is in the file banksman/token of the state folder.",
+    ),
     el(
       "form",
       { class: "actions", on: { submit } },
@@ -152,6 +157,7 @@ function first(context) {
 
 /** @param {any} context */
 function open(context) {
+  if (!context.caller.may("open")) return null;
   return el(
     "button",
     { class: "button primary", type: "button", on: { click: () => context.newSession() } },

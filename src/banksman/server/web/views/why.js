@@ -8,6 +8,7 @@
 import { el, keyed, listen, replace, set } from "../dom.js";
 import { accountOf, accountText, asLine, clockLeft, stateText, treeOf } from "../model/why.js";
 import { clockTime, duration } from "../model/words.js";
+import { StderrPane } from "./stderr.js";
 
 const POLL_SECONDS = 1;
 const POLL_SECONDS_MAX = 30;
@@ -42,11 +43,13 @@ class WhyPanel {
       "Copy as text",
     );
     this.list = el("dl", { class: "why-list" });
+    this.stderr = new StderrPane(context);
     this.section = el(
       "section",
       { class: "pane why", "aria-label": "Why" },
       el("div", { class: "pane-top" }, el("h2", { class: "sr-only" }, "Why"), this.state, this.copy),
       this.list,
+      this.stderr.node,
     );
   }
 
@@ -64,6 +67,7 @@ class WhyPanel {
     this.off();
     clearTimeout(this.timer);
     clearInterval(this.ticker);
+    this.stderr.see(false);
     this.section.remove();
   }
 
@@ -80,6 +84,7 @@ class WhyPanel {
     clearTimeout(this.timer);
     clearInterval(this.ticker);
     this.ticker = 0;
+    this.stderr.see(this.isSeen);
     if (!this.isSeen) return;
     this.ticker = setInterval(() => this._show(), this.calm.matches ? 1000 : TICK_MILLISECONDS);
     this._ask();

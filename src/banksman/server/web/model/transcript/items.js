@@ -120,7 +120,7 @@ export function toolMembers(update) {
  * @param {Record<string, any>|undefined} body
  */
 export function asked(body) {
-  if (!body) return { prompt: null, text: "", images: [], priority: null, onBusy: null };
+  if (!body) return { prompt: null, text: "", images: [], priority: null, onBusy: null, caller: null };
   const blocks = typeof body.prompt === "string" ? [{ type: "text", text: body.prompt }] : listOf(body.prompt);
   const said = blocks.map(saidIn);
   return {
@@ -129,6 +129,7 @@ export function asked(body) {
     images: said.flatMap((part) => part.images),
     priority: body.priority,
     onBusy: body.on_busy,
+    caller: body.caller ?? null,
   };
 }
 

@@ -48,6 +48,7 @@ function facts(item) {
   // A waiting prompt shows its time in the text below, more precisely.
   const parts = item.state === "queued" ? [] : [el("time", { title: whenExactly(time) }, when(time))];
   const waited = item.asked && item.state !== "queued" && item.state !== "pending" ? item.at - item.asked : 0;
+  if (item.caller) parts.unshift(el("span", { class: "caller" }, item.caller));
   if (item.state === "pending") parts.push(el("span", { class: "waiting" }, "sending…"));
   else if (item.state === "queued")
     parts.push(

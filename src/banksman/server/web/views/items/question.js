@@ -36,7 +36,12 @@ export function questionItem(article) {
         : el(
             "span",
             { class: "answer" },
-            [ANSWERS.get(item.answer) ?? `Answered “${item.answer}”`, WHO.get(item.by)].filter(Boolean).join(" "),
+            [
+              ANSWERS.get(item.answer) ?? `Answered “${item.answer}”`,
+              item.caller ? `by ${item.caller}` : WHO.get(item.by),
+            ]
+              .filter(Boolean)
+              .join(" "),
           );
     replace(
       line,

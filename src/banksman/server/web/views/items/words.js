@@ -101,6 +101,7 @@ export function ending(item) {
   const parts = [ENDINGS.get(item.outcome) ?? String(item.outcome)];
   if (item.outcome === "interrupted" && item.by === "ladder") parts.push("its process had to be stopped");
   if (item.outcome === "interrupted" && CAUSES.has(item.cause)) parts.push(String(CAUSES.get(item.cause)));
+  if (item.stoppedBy && (item.outcome === "interrupted" || item.outcome === "withdrawn")) parts.push(`by ${item.stoppedBy}`);
   if (item.clock) parts.push(`the clock “${String(item.clock).replaceAll("_", " ")}” ran out`);
   if (STOPS.has(item.stopReason)) parts.push(String(STOPS.get(item.stopReason)));
   return parts.join(", ");

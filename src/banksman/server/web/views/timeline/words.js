@@ -73,7 +73,7 @@ export function turnTip(turn, segment, now) {
   const first = turn.segments[0];
   const lines = [
     `${kindText(turn)}${turn.attempt > 1 ? `, attempt ${turn.attempt}` : ""} · ${outcomeText(turn)}`,
-    `${turn.isCut ? "first seen" : "asked"} ${clockTime(first.clock, 3)}`,
+    `${turn.isCut ? "first seen" : "asked"} ${clockTime(first.clock, 3)}${turn.caller ? ` by ${turn.caller}` : ""}`,
     [
       sums.queued > 0.0005 ? `waited ${duration(sums.queued)}` : "did not wait",
       sums.running > 0 ? `ran ${duration(sums.running)}` : "",
@@ -84,7 +84,7 @@ export function turnTip(turn, segment, now) {
       .join(", "),
   ];
   if (segment?.phase === "interrupting") {
-    const cause = CAUSES[segment.cause] ?? segment.cause ?? "";
+    const cause = segment.caller ? `by ${segment.caller}` : (CAUSES[segment.cause] ?? segment.cause ?? "");
     lines.push(
       `here: draining, stopped ${cause}${segment.watchdog ? ` (${segment.watchdog})` : ""}`,
       turn.by === null ? "not ended yet" : `ended by its ${turn.by}`,
@@ -139,7 +139,7 @@ export function turnLine(turn, now) {
   const said = [
     `“${turn.prompt.slice(0, 120) || turn.id}”`,
     turn.origin === null ? turn.class : "started by the agent",
-    `asked ${clockTime(turn.segments[0]?.clock ?? 0)}`,
+    `asked ${clockTime(turn.segments[0]?.clock ?? 0)}${turn.caller ? ` by ${turn.caller}` : ""}`,
     `waited ${duration(sums.queued)}`,
     sums.running > 0 ? `ran ${duration(sums.running)}` : "",
     sums.interrupting > 0 ? `was stopped in ${duration(sums.interrupting)}` : "",

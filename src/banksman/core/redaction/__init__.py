@@ -1,0 +1,1 @@
+"""Removal of configured secrets from log entries, texts and streams."""

@@ -1,0 +1,93 @@
+// The caller of this page: the name and the role of its token, and what that role allows.
+//
+// The server decides every request. The page only hides what it would refuse. Until the server has
+// answered, and with an unrestricted token, everything is shown. It is read again at each start of
+// a stream, because another tab may have logged in with another token.
+// @ts-check
+import { get as getOne } from "../net/api.js";
+import { feed as theFeed } from "../net/feed.js";
+import { derived, signal } from "./signal.js";
+
+/** Roles that are limited neither to own sessions nor to own asks. */
+const UNLIMITED = new Set(["operator", "admin"]);
+
+/** @typedef {{name: string|null, role: string, actions: string[]}} Me */
+
+export class CallerOfPage {
+  /** @param {{get?: typeof getOne, feed?: typeof theFeed}} [given] replaced by tests */
+  constructor({ get = getOne, feed = theFeed } = {}) {
+    /** null: not known yet. @type {{value: Me|null, subscribe: any}} */
+    this.me = signal(null);
+    this._get = get;
+    this._feed = feed;
+    /** @type {(() => void)|null} */
+    this._off = null;
+  }
+
+  start() {
+    this._off ??= this._feed.onBegin(() => void this.refresh());
+  }
+
+  /** A failed read is ignored: the next start of a stream brings the answer. */
+  async refresh() {
+    try {
+      const found = await this._get("v1/caller");
+      if (JSON.stringify(found) !== JSON.stringify(this.me.value)) this.me.value = found;
+    } catch {
+      // The view of the connection says what is wrong.
+    }
+  }
+
+  /**
+   * Whether the role allows an action, by its name in `actions` of `/v1/caller`.
+   * @param {string} action
+   */
+  may(action) {
+    return mayDo(this.me.value, action);
+  }
+
+  /** @param {string} action */
+  allows(action) {
+    return derived([this.me], (me) => mayDo(me, action));
+  }
+
+  /**
+   * Whether the caller may interrupt or withdraw the ask of `other`.
+   * @param {string|null|undefined} other
+   */
+  mayInterrupt(other) {
+    return mayInterrupt(this.me.value, other);
+  }
+}
+
+/**
+ * @param {Me|null} me
+ * @param {string} action
+ */
+export function mayDo(me, action) {
+  return me === null || me.actions.includes(action);
+}
+
+/**
+ * @param {Me|null} me
+ * @param {string|null|undefined} other the caller of the ask
+ */
+export function mayInterrupt(me, other) {
+  if (me === null || UNLIMITED.has(me.role)) return true;
+  return me.actions.includes("interrupt") && other === me.name;
+}
+
+/**
+ * Whether an ask of the caller may preempt others: its priority may be above "normal".
+ * @param {Me|null} me
+ */
+export function mayPreempt(me) {
+  return me === null || UNLIMITED.has(me.role);
+}
+
+/** @param {Me|null} me */
+export function callerText(me) {
+  return me === null ? "" : me.name === null ? me.role : `${me.name}, ${me.role}`;
+}
+
+export const caller = new CallerOfPage();

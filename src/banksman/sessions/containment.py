@@ -1,0 +1,338 @@
+"""Containment of an agent: its user, its resource limits, its environment, and its command prefix.
+
+A caller states it in `Host.open`, a server in its settings, and a person in a profile. The first of
+them that says something about a part decides that part (`Containment.over`). It belongs to the
+session's spec, and the log keeps it: every process of the session starts with it, also after a
+crash, a take-over or a fall-back.
+
+**The prefix** (`wrap`) is a command that runs the agent's command, such as `bwrap …`. In its words
+`{cwd}` is the session's folder and `{session}` the session's id. `{command}` is the agent's whole
+command, quoted for a shell, as `ssh` needs it; without it the command's words follow the prefix.
+
+A caller of a server may choose the folder, and then it must not become a part of a program's text,
+such as `sh -c "mkdir {cwd}"`. The quoting of such a text is unknown, so a folder that would need
+any is refused there (`_filled`).
+
+**The hooks** (`on_open`, `on_close`) are programs that make and remove what the session works in:
+see session_hooks.py. A caller in this process may pass functions, which the log cannot keep. The
+agent's process does not depend on them.
+
+**Work of the host.** Banksman itself reads files and runs commands for an agent that asks for it
+(ACP). That work would be outside of the other user or the prefix, so Banksman does not offer it to
+such an agent (`Containment.confines`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, cast
+
+from msgspec import Struct, structs
+
+from banksman.errors import UsageError
+from banksman.process import attributes, cgroups, launch
+from banksman.process.cgroups import CgroupUsage
+
+# The file system is read-only but for the session's folder and a private /tmp. Processes outside
+# are invisible. The network is the host's, because an agent needs its provider. With a capability,
+# an agent of root could mount the file system again for writing. The settings of the kernel belong
+# to root: by core_pattern it could run programs outside.
+_BWRAP = (
+    *("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"),
+    *("--ro-bind", "/proc/sys", "/proc/sys"),
+    *("--ro-bind-try", "/proc/sysrq-trigger", "/proc/sysrq-trigger"),
+    *("--bind", "{cwd}", "{cwd}", "--unshare-pid", "--unshare-ipc", "--cap-drop", "ALL"),
+    "--",
+)
+# Only the processes outside are invisible. With a capability, an agent of root could unmount /proc
+# and see them. setpriv itself needs the capabilities, also as another user than root.
+_UNSHARE = (
+    *("unshare", "--user", "--map-current-user", "--mount", "--pid", "--fork", "--mount-proc"),
+    *("--keep-caps", "--", "setpriv", "--bounding-set=-all", "--inh-caps=-all"),
+    *("--ambient-caps=-all", "--"),
+)
+SANDBOXES: Mapping[str, tuple[str, ...]] = MappingProxyType({"bwrap": _BWRAP, "unshare": _UNSHARE})
+# Prefixes to another machine and into a container: `ssh:HOST`, `docker:BOX`. What runs there is not
+# below the keeper here, so a guard at the far end ends it (docs/how-to/guard.md).
+_FAR = {
+    "ssh": (
+        *("ssh", "-T", "-o", "BatchMode=yes", "{far}"),
+        "cd {cwd} && exec banksman guard -- {command}",
+    ),
+    "docker": (
+        *("docker", "exec", "-i", "--workdir", "{cwd}", "{far}"),
+        *("banksman", "guard", "--"),
+    ),
+}
+# A name that begins with a dash would be an option.
+_FAR_NAME = re.compile(rf"({'|'.join(_FAR)}):([^-\s\0][^\s\0]*)")
+# More than any prefix needs. The log keeps the words.
+WRAP_WORDS_MAX = 256
+_PLACEHOLDER = re.compile(r"\{(cwd|session|command)\}")
+# What makes a word with a placeholder the text of a program: characters that mean something to a
+# shell, or an option such as -c or -e before it. ssh joins its words to the text of a shell.
+_TEXT = re.compile(r"[\s;&|<>()$`'\"\\#*?!]")
+_TEXT_OPTION = re.compile(r"-\w*[ce]|--(command|eval|execute)")
+_JOINS_WORDS = "ssh"
+_QUOTES = re.compile(r"['\"`\\]")
+# In `scrub`. A pattern would look as if it removed variables.
+_NO_NAME = re.compile(r"^$|[=*?\0]")
+HOOKS = ("on_open", "on_close")
+PARTS = ("user", "limits", "scrub", "wrap", *HOOKS)
+
+# The words of a command, or a function: see `session_hooks.HookFunction`.
+Hook = tuple[str, ...] | Callable[..., Any]
+
+
+class Containment(Struct, frozen=True, kw_only=True):
+    """What an agent may use. A part that is None is not stated.
+
+    - `user`: the user that it runs as, by name or number
+    - `limits`: resource limits and priorities, see `attributes.parse_limits`
+    - `scrub`: variables to remove from its environment, see `process/launch.py`
+    - `wrap`: the prefix of its command, or the name of a sandbox: see `prefix`; empty: none
+    - `on_open`, `on_close`: the words of a command, or a function; empty: none
+    """
+
+    user: str | int | None = None
+    limits: Mapping[str, Any] | None = None
+    scrub: tuple[str, ...] | None = None
+    wrap: str | tuple[str, ...] | None = None
+    on_open: Hook | None = None
+    on_close: Hook | None = None
+
+    @property
+    def confines(self) -> bool:
+        """Whether work of the host for the agent would be outside of the containment."""
+        return self.user is not None or bool(self.wrap)
+
+    def parts(self) -> dict[str, Any]:
+        """Return the stated parts."""
+        stated = {name: getattr(self, name) for name in PARTS}
+        return {name: value for name, value in stated.items() if value is not None}
+
+    def over(self, other: Containment) -> Containment:
+        """Return the parts of this containment, and those of the other that it does not state."""
+        return Containment(**{**other.parts(), **self.parts()})
+
+    @property
+    def functions(self) -> list[str]:
+        """The hooks that are functions of this process."""
+        return [name for name in HOOKS if callable(getattr(self, name))]
+
+    @property
+    def of_process(self) -> Containment:
+        """The parts that an agent's process depends on."""
+        return structs.replace(self, on_open=None, on_close=None)
+
+    def record(self) -> dict[str, Any]:
+        """Return the stated parts as plain JSON, without functions."""
+        return {
+            name: list(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else value
+            for name, value in self.parts().items()
+            if not callable(value)
+        }
+
+    def words(self, argv: Sequence[str], *, cwd: str, session: str) -> list[str]:
+        """Return the command behind its prefix."""
+        wrap = prefix(self.wrap or ())
+        words = _filled("wrap", wrap, cwd=cwd, session=session, command=shlex.join(argv))
+        return words if any("{command}" in word for word in wrap) else [*words, *argv]
+
+    def hook_words(self, name: str, *, cwd: str, session: str) -> list[str]:
+        """Return the command of a hook."""
+        return _filled(name, getattr(self, name) or (), cwd=cwd, session=session)
+
+    def check_folder(self, cwd: str) -> None:
+        """Raise `UsageError` if a text of a program would have this folder in it."""
+        self.words((), cwd=cwd, session="s")
+        for name in HOOKS:
+            if name not in self.functions:
+                self.hook_words(name, cwd=cwd, session="s")
+
+    def variables(self) -> dict[bytes, bytes | None]:
+        """Return the variables that name the agent's user."""
+        return (
+            {} if self.user is None else attributes.user_variables(attributes.find_user(self.user))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainmentStatus:
+    """Control group of the agent's processes.
+
+    `cgroup`: None if they have none; then `why_not` is the reason.
+    """
+
+    cgroup: CgroupUsage | None
+    why_not: str | None
+
+
+def containment_of(limits: Mapping[str, Any] | None, pid: int | None) -> ContainmentStatus:
+    """Return the control group of a session with these limits, whose process is `pid`."""
+    if not cgroups.needs_cgroup(limits):
+        return ContainmentStatus(cgroup=None, why_not="no limit of the session needs one")
+    if pid is None:
+        return ContainmentStatus(cgroup=None, why_not="the session has no process")
+    usage = cgroups.usage(pid)
+    return ContainmentStatus(cgroup=usage, why_not=None if usage else "the process has left it")
+
+
+NOTHING = Containment()
+
+
+def checked(
+    *,
+    user: Any = None,
+    limits: Any = None,
+    scrub: Any = None,
+    wrap: Any = None,
+    on_open: Any = None,
+    on_close: Any = None,
+) -> Containment:
+    """Check the parts of a containment. Raises `UsageError`."""
+    # A profile and a log may name a user of another machine. The start of a process finds the user.
+    if isinstance(user, bool) or not isinstance(user, str | int | None) or user == "":
+        hint = "pass a user of this machine, by name or by number"
+        raise UsageError(f"user cannot be {user!r:.60}", hint=hint)
+    return Containment(
+        user=user,
+        limits=None if limits is None else attributes.named_limits(limits),
+        scrub=None if scrub is None else _scrub(scrub),
+        wrap=None if wrap is None else _wrap(wrap),
+        on_open=None if on_open is None else _hook("on_open", on_open),
+        on_close=None if on_close is None else _hook("on_close", on_close),
+    )
+
+
+def is_far(wrap: Any) -> bool:
+    """Whether a sandbox is on another machine or in a container, with programs of its own."""
+    return isinstance(wrap, str) and _FAR_NAME.fullmatch(wrap) is not None
+
+
+def prefix(wrap: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a prefix: those of a sandbox by name, or the given ones."""
+    if not isinstance(wrap, str):
+        return tuple(wrap)
+    if (found := _FAR_NAME.fullmatch(wrap)) is None:
+        return SANDBOXES[wrap]
+    return tuple(found[2] if word == "{far}" else word for word in _FAR[found[1]])
+
+
+def from_record(record: Mapping[str, Any] | None) -> Containment:
+    """Return the containment that a `session.opened` event records.
+
+    Earlier versions recorded none.
+    """
+    parts = dict((record or {}).get("containment") or {})
+    if parts.get("scrub"):
+        # Earlier versions took names that no variable has.
+        parts["scrub"] = [name for name in parts["scrub"] if not _NO_NAME.search(name)]
+    return checked(**parts)
+
+
+def parse_limits(pairs: Iterable[str], where: str) -> dict[str, float] | None:
+    """Parse the limits of a command line or a settings file: `nofile=64`. None: there are none."""
+    found: dict[str, float] = {}
+    for pair in pairs:
+        name, _, number = pair.partition("=")
+        try:
+            # Only `cpus` can have a fraction; `attributes.parse_limits` checks that.
+            found[name.strip()] = float(number) if "." in number else int(number)
+        except ValueError:
+            hint = "use NAME=NUMBER, such as nofile=256"
+            raise UsageError(f"{where} cannot be {pair!r:.60}", hint=hint) from None
+    return found or None
+
+
+def _scrub(scrub: Any) -> tuple[str, ...]:
+    launch.build(None, inherit=False, scrub=scrub)
+    scrub = tuple(scrub)
+    for name in scrub:
+        if _NO_NAME.search(name):
+            hint = 'pass whole names of variables, "nesting" or "secrets": there are no patterns'
+            raise UsageError(f"scrub cannot hold {name!r:.60}: no variable has it", hint=hint)
+    return tuple(scrub)
+
+
+def _wrap(wrap: Any) -> str | tuple[str, ...]:
+    known = ", ".join((*SANDBOXES, *(f"{name}:NAME" for name in _FAR)))
+    hint = f"pass the words of a command, or the name of a sandbox: {known}"
+    if isinstance(wrap, str):
+        if wrap not in SANDBOXES and not (is_far(wrap) and _is_text(wrap)):
+            raise UsageError(f"there is no sandbox {wrap!r:.60}", hint=hint)
+        return wrap
+    return _words("wrap", wrap, hint)
+
+
+def _hook(name: str, hook: Any) -> Hook:
+    if callable(hook):
+        return cast(Hook, hook)
+    return _words(name, hook, "pass the words of a command, or a function")
+
+
+def _words(name: str, value: Any, hint: str) -> tuple[str, ...]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        raise UsageError(f"{name} cannot be {value!r:.60}", hint=hint)
+    words = cast(Sequence[Any], value)
+    if len(words) > WRAP_WORDS_MAX:
+        hint = f"use at most {WRAP_WORDS_MAX} words, or a script"
+        raise UsageError(f"{name} cannot have {len(words)} words", hint=hint)
+    for word in words:
+        if not isinstance(word, str) or not word or "\0" in word or not _is_text(word):
+            raise UsageError(f"{name} cannot hold {word!r:.60}", hint=hint)
+    return tuple(words)
+
+
+def _filled(name: str, words: Sequence[str], **known: str) -> list[str]:
+    """Fill the placeholders in one pass: a folder may be called {session}.
+
+    A word with {command} is the text of a shell, so the others are quoted there. In another text of
+    a program, and between quotes, a value that would need quotes is refused.
+    """
+    quoted = {**known, "cwd": shlex.quote(known["cwd"])}
+
+    def fill(index: int, word: str) -> str:
+        values = quoted if "{command}" in word else known
+        is_open = _is_program_text(words, index) if values is known else _QUOTES.search(word)
+        for found in _PLACEHOLDER.finditer(word) if is_open else ():
+            value = known.get(found[1])
+            if found[1] != "command" and value not in (None, shlex.quote(value or "")):
+                raise _in_text(name, found[0], value)
+        return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word)
+
+    return [fill(index, word) for index, word in enumerate(words)]
+
+
+def _is_program_text(words: Sequence[str], index: int) -> bool:
+    """Whether a word may be the text of a program, or a part of it."""
+    if any(os.path.basename(word) == _JOINS_WORDS for word in words[:index]):
+        return True
+    rest = _PLACEHOLDER.sub("", words[index])
+    is_after_option = index > 0 and _TEXT_OPTION.fullmatch(words[index - 1]) is not None
+    return _TEXT.search(rest) is not None or (bool(rest) and is_after_option)
+
+
+def _in_text(name: str, placeholder: str, value: str | None) -> UsageError:
+    read = "$1" if name == "wrap" else f"$BANKSMAN_{placeholder[1:-1].upper()}"
+    hint = (
+        f'use a folder without special characters, or let {name} read "{read}" in place of '
+        f"{placeholder}"
+    )
+    message = (
+        f"{name} has {placeholder} in the text of a program, where it cannot be {value!r:.200}"
+    )
+    return UsageError(message, hint=hint)
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False  # A lone surrogate, which the log cannot store.
+    return True

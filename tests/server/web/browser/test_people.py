@@ -1,0 +1,99 @@
+"""Several people at one server, each in a separate browser: what each may do, and what the page says of the others."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+from tests.server.access import tokens
+from tests.server.kit import Served
+from tests.server.web.browser.chromium import Chromium
+from tests.server.web.browser.tab import Tab, Visits
+
+from banksman.server.access.roles import Role
+
+
+def login(chromium: Chromium, served: Served, name: str, role: Role, session: str) -> Tab:
+    """Log a new browser in, by the form, with a named token."""
+    token = tokens.create(served, name, role)
+    chromium.belongs(served.url)
+    # A page without a token is refused before the login.
+    chromium.expect(r"the server responded with a status of 401")
+    tab = Tab(chromium.context(), served.url)
+    tab.page.goto(served.url)
+    field = tab.page.get_by_label("The server's token")
+    field.fill(token)
+    field.press("Enter")
+    tab.wait_live()
+    expect(tab.page.get_by_text(f"Logged in as {name}, {role}")).to_be_visible()
+    return tab.visit(session)
+
+
+def test_one_asks_another_approves_and_a_third_only_looks(chromium: Chromium, served: Served) -> None:
+    script = {"prompt 1": ['ask Bash {"command": "make"}', "say built", "hang"]}
+    session = tokens.opened_by(served, "ann", "team", script)
+    served.request("PUT", f"/v1/sessions/{session}/shared", {"shared": ["ben", "vera"]})
+    ann = login(chromium, served, "ann", Role.ASKER, session)
+    ben = login(chromium, served, "ben", Role.APPROVER, session)
+    vera = login(chromium, served, "vera", Role.VIEWER, session)
+
+    ann.send("Build it.")
+    for tab in (ann, ben, vera):
+        expect(tab.items("prompt").filter(has_text="Build it.")).to_contain_text("ann")
+        expect(tab.questions).to_contain_text("make")
+    # Only the approver has the buttons, and only the asker can write.
+    for tab in (ann, vera):
+        expect(tab.questions.get_by_role("button", name=re.compile("Allow|Deny"))).to_have_count(0)
+        tab.page.keyboard.press("a")
+        tab.page.keyboard.press("d")
+    for tab in (ben, vera):
+        expect(tab.message).to_have_count(0)
+        expect(tab.interrupt).to_have_count(0)
+        expect(tab.page.get_by_role("button", name="New session")).to_have_count(0)
+        expect(tab.page.get_by_role("button", name="Close this session")).to_have_count(0)
+    expect(ann.message).to_have_count(1)
+    ben.questions.get_by_role("button", name=re.compile("^Allow")).first.click()
+    for tab in (ann, ben, vera):
+        expect(tab.items("question")).to_contain_text("Allowed by ben")
+        tab.wait_said("built")
+
+    ann.interrupt.click()
+    for tab in (ann, ben, vera):
+        expect(tab.items("ended")).to_contain_text("Interrupted, by ann")
+    mark = vera.page.locator('section[aria-label="Timeline"]')
+    expect(mark).to_contain_text("by ann")
+
+    # What the page hides, the server refuses.
+    vera_token = vera.page.evaluate("localStorage.getItem(Object.keys(localStorage).find((k) => /token/.test(k)))")
+    path = f"/v1/sessions/{session}"
+    for method, url, body in (
+        ("POST", f"{path}/turns", {"prompt": "x"}),
+        ("POST", f"{path}/questions/q-1.1", {"decision": "allow"}),
+        ("POST", f"{path}/interrupt", None),
+        ("PATCH", path, {"name": "x"}),
+        ("DELETE", path, None),
+        ("POST", "/v1/sessions", {}),
+        ("GET", "/v1/hosts", None),
+    ):
+        assert tokens.request(served, vera_token, method, url, body).status == 403, (method, url)
+
+
+@pytest.mark.thorough
+def test_asker_of_a_shared_session_cannot_stop_the_ask_of_another(chromium: Chromium, served: Served) -> None:
+    session = tokens.opened_by(served, "ann", "both", {"prompt 1": ["say at work", "hang"]})
+    served.request("PUT", f"/v1/sessions/{session}/shared", {"shared": ["kim"]})
+    ann = login(chromium, served, "ann", Role.ASKER, session)
+    kim = login(chromium, served, "kim", Role.ASKER, session)
+    ann.send("Work.")
+    kim.wait_said("at work")
+    expect(ann.interrupt).to_be_enabled()
+    kim.send("And then this.")
+    expect(kim.interrupt).to_be_disabled()
+
+
+def test_admin_sees_its_role_and_everything(visits: Visits) -> None:
+    tab = visits.tab(visits.served.open(name="mine"))
+    expect(tab.page.get_by_text("Logged in as admin")).to_be_visible()
+    expect(tab.message).to_be_visible()
+    expect(tab.page.get_by_role("button", name="New session")).to_be_visible()
