@@ -62,7 +62,8 @@ async def ask_writer(host: Host, pragma: str) -> Any:
         return work.row(pragma)
 
     store: Any = host._own_sessions().store  # pyright: ignore[reportPrivateUsage]
-    return await store._bridge.call(ask)
+    # In a transaction of its own: another write of the same one could fail.
+    return await store._bridge.call(ask, is_alone=True)
 
 
 # -- events of a turn ------------------------------------------------------------------------------------------------

@@ -71,6 +71,8 @@ _FAR = {
 }
 # A name that begins with a dash would be an option.
 _FAR_NAME = re.compile(rf"({'|'.join(_FAR)}):([^-\s\0][^\s\0]*)")
+# Ids need no quotes in a shell, so a check before the session has an id can take this one.
+ANY_SESSION = "s"
 # More than any prefix needs. The log keeps the words.
 WRAP_WORDS_MAX = 256
 _PLACEHOLDER = re.compile(r"\{(cwd|session|command)\}")
@@ -150,10 +152,10 @@ class Containment(Struct, frozen=True, kw_only=True):
 
     def check_folder(self, cwd: str) -> None:
         """Raise `UsageError` if a text of a program would have this folder in it."""
-        self.words((), cwd=cwd, session="s")
+        self.words((), cwd=cwd, session=ANY_SESSION)
         for name in HOOKS:
             if name not in self.functions:
-                self.hook_words(name, cwd=cwd, session="s")
+                self.hook_words(name, cwd=cwd, session=ANY_SESSION)
 
     def variables(self) -> dict[bytes, bytes | None]:
         """Return the variables that name the agent's user."""

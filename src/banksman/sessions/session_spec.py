@@ -224,11 +224,11 @@ class SessionSpec:
         for spec in (self, *self.fallbacks):
             try:
                 start = StartProcess(0, spec.resume, spec.forks)
-                spec._prepare(start)
+                spec._prepare(start, containment.ANY_SESSION)
                 wrap = spec.containment.wrap
                 if isinstance(wrap, str) and not containment.is_far(wrap):
                     # A sandbox has the programs of this machine.
-                    spec._prepare(start, is_wrapped=False)
+                    spec._prepare(start, containment.ANY_SESSION, is_wrapped=False)
             except ProgramNotFound as exc:
                 missing.append(exc)
         if len(missing) > len(self.fallbacks):
@@ -364,7 +364,7 @@ class SessionSpec:
         return (*(self.profile.scrub if scrub is None else scrub), "banksman")
 
     def _prepare(
-        self, effect: StartProcess, session: str = "", *, is_wrapped: bool = True
+        self, effect: StartProcess, session: str, *, is_wrapped: bool = True
     ) -> Launch:
         argv = self._argv(
             resume=effect.conversation,

@@ -496,7 +496,9 @@ def test_cli_contains_the_agent_of_an_embedded_host_and_why_shows_it(served: Ser
     refused = run(served, "open", "claude", *wrap, *agent)
     assert (refused.returncode, "callers_choose" in refused.stderr) == (4, True)
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
-    assert run(served, "open", "claude", "--name", "n", *wrap, *agent, env=env).returncode == 0
+    opened = run(served, "open", "claude", "--name", "n", "--cwd", str(tmp_path), *wrap, *agent, env=env)
+    assert opened.returncode == 0, opened.stderr
+    assert (tmp_path / "made").exists()
     done = run(served, "why", "n", env=env)
     for line in (
         "limits: nofile=100",
