@@ -1,7 +1,8 @@
 """Temporary file for `Log.restore`: collect, check and encode a history before it is copied.
 
 `HistorySpool` fills the file, attaches it to the writer's connection, and discards it. The
-transaction that copies it into the store is `maintenance.restore`.
+transaction that copies it into the store is `maintenance.restore`. `RunningSpools` runs the fills
+of one log, and aborts them when it closes.
 
 The source of a history may be slow, and the store has one write lock for all hosts. A slow
 transaction would make the other hosts wait, and fail. So the restore does not touch the store until
@@ -18,6 +19,7 @@ longer.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import logging
@@ -25,7 +27,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -161,9 +163,8 @@ class HistorySpool:
                 if os.fstat(fd).st_nlink:
                     self._fd = fd
                 else:
-                    os.close(
-                        fd
-                    )  # Another process removed it as dead before this process had the lock.
+                    # Another process removed it as dead before this process had the lock.
+                    os.close(fd)
             if self._fd is None:
                 raise StoreError("the log is closed")
 
@@ -191,6 +192,32 @@ class HistorySpool:
             yield
         except (sqlite3.Error, OSError) as exc:
             raise translate(exc, self._store, "write to") from exc
+
+
+class RunningSpools:
+    """The spools of the restores that run on one store. Belongs to the event loop."""
+
+    def __init__(self, path: str) -> None:
+        self._store = path
+        self._running: set[HistorySpool] = set()
+
+    @contextlib.asynccontextmanager
+    async def filled(
+        self, session: str, chunks: Callable[[], Iterable[Chunk]]
+    ) -> AsyncGenerator[tuple[HistorySpool, History]]:
+        """Fill a spool in a thread. It is discarded on leaving the context."""
+        spool = HistorySpool(self._store)
+        self._running.add(spool)
+        try:
+            yield spool, await asyncio.to_thread(spool.fill, session, chunks)
+        finally:
+            self._running.discard(spool)
+            spool.discard()
+
+    def discard(self) -> None:
+        """Abort every restore whose history is not in the store yet."""
+        for spool in self._running:
+            spool.discard()
 
 
 def remove_dead(store: str) -> None:

@@ -70,7 +70,7 @@ from banksman.store.sqlite.maintenance import Deleted, SqliteRetention
 from banksman.store.sqlite.operations import OwnerChange, WriterOperation
 from banksman.store.sqlite.owned_sessions import OwnedSessions
 from banksman.store.sqlite.ownership import ClaimedSession, ReleaseOperation
-from banksman.store.sqlite.spool import HistorySpool
+from banksman.store.sqlite.spool import RunningSpools
 from banksman.store.sqlite.worker_threads import StoreThreads, complete
 from banksman.store.usage_sums import SessionUsageReader, UsageTable, checked_query, merged
 
@@ -111,8 +111,7 @@ class SqliteLog:
         self._phase = LogPhase.OPEN
         # Number of the last failure that a writer has received. See `operations.py`.
         self._told = 0
-        # The histories that `restore` is copying into the store.
-        self._spools: set[HistorySpool] = set()
+        self._spools = RunningSpools(self.path)
         # Completions of calls made after the close began. They run after all earlier completions.
         self._late: list[Callable[[], None]] = []
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -234,10 +233,7 @@ class SqliteLog:
         def restored(*_: object) -> None:
             self._waiting.on_committed(session, self._look.place(session).head.seq)
 
-        spool = HistorySpool(self.path)
-        self._spools.add(spool)
-        try:
-            history = await asyncio.to_thread(spool.fill, session, chunks)
+        async with self._spools.filled(session, chunks) as (spool, history):
             self._check_open()
             function = partial(
                 maintenance.restore,
@@ -248,9 +244,6 @@ class SqliteLog:
                 snapshot=snapshot,
             )
             await self._bridge.call(function, then=restored, is_alone=True, around=spool.attached)
-        finally:
-            self._spools.discard(spool)
-            spool.discard()
 
     # -- reading ----------------------------------------------------------------------------------
     def head(self, session: str) -> Head:
@@ -417,7 +410,7 @@ class SqliteLog:
         # This also covers a close in progress: a closed event loop receives no end of it.
         if self._phase is not LogPhase.CLOSED:
             self._phase = LogPhase.CLOSED
-            self._discard_spools()
+            self._spools.discard()
             self._bridge.abandon()
 
     async def close(self) -> None:
@@ -427,7 +420,7 @@ class SqliteLog:
         """
         if self._phase is LogPhase.OPEN:
             self._phase = LogPhase.CLOSING
-            self._discard_spools()
+            self._spools.discard()
             self._bridge.stop()
         await asyncio.shield(self._closed)
 
@@ -474,11 +467,6 @@ class SqliteLog:
     def _check_open(self) -> None:
         if self._phase is not LogPhase.OPEN:
             raise StoreError("the log is closed")
-
-    def _discard_spools(self) -> None:
-        """Abort every restore whose history is not in the store yet."""
-        for spool in self._spools:
-            spool.discard()
 
     def _is_late(self, session: str, done: Done) -> bool:
         """Whether the log is closing or closed.
