@@ -20,7 +20,7 @@ from tests.process import other_user
 from tests.process.helpers import NOBODY, wait_until
 from tools import guard_file
 
-from banksman.sessions.containment import SANDBOXES
+from banksman.sessions.command_prefix import SANDBOXES
 
 BIN = str(Path(sys.executable).parent)
 # The longest life of a daemon or a container, if a test is killed.

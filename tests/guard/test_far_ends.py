@@ -24,8 +24,9 @@ from tests.sessions.helpers import QUICK
 from tests.sessions.test_containment_kill import HOST, TOOL
 
 from banksman import Host, Kind, Session
-from banksman.sessions.containment import SANDBOXES
+from banksman.sessions.command_prefix import SANDBOXES
 from banksman.testing import fake_agent
+from banksman.testing.fake_agent import Evidence
 
 pytestmark = pytest.mark.thorough
 
@@ -147,6 +148,27 @@ def test_death_of_the_host_leaves_no_process_at_a_guarded_far_end(marker: str, f
         else:
             wait_until(lambda: len(alive(marker)) < near, "the end of the near tree")
             assert alive(marker)
+
+
+@pytest.mark.parametrize("wrap", [["ssh", "far"], ["ssh", "far", "exec {command}"], "ssh:far"])
+async def test_words_of_an_agent_stay_words_behind_ssh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrap: Any
+) -> None:
+    """A caller of a server chooses the system prompt. It must not run at the far end."""
+    if not works("ssh"):
+        pytest.skip("there is no sshd")
+    mark = tmp_path / "mark"
+    prompt = f'It\'s "odd" $(touch {mark}); touch {mark} `touch {mark}` *\n&& touch {mark}'
+    with far_end.sshd(tmp_path) as programs:
+        monkeypatch.setenv("PATH", f"{programs}:{far_end.BIN}:{os.environ['PATH']}")
+        command = fake_agent.command(evidence=tmp_path / "evidence")
+        how: dict[str, Any] = {"command": command, "cwd": str(tmp_path), "options": QUICK}
+        async with Host("memory:") as host:
+            session = await host.open("claude", wrap=wrap, system_prompt=prompt, **how)
+            outcome = await (await session.ask("one")).outcome()
+            assert outcome.kind is Kind.DONE, outcome.error
+    assert f"--append-system-prompt={prompt}" in Evidence(tmp_path / "evidence").processes[-1].argv
+    assert not mark.exists()
 
 
 async def test_named_prefix_guards_its_far_end(marker: str, far: Far) -> None:

@@ -21,7 +21,7 @@ from banksman.core.session import event as kinds
 from banksman.errors import ProgramNotFound
 from banksman.server.api.session_routes import processes_below
 from banksman.sessions import containment, known_agents
-from banksman.sessions.containment import SANDBOXES
+from banksman.sessions.command_prefix import SANDBOXES
 from banksman.testing import fake_acp, fake_agent, fake_codex
 from banksman.testing.fake_agent import Evidence
 

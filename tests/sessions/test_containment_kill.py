@@ -23,7 +23,7 @@ from tests.sessions.helpers import QUICK
 from tests.thorough import thorough
 
 from banksman import Host, Kind
-from banksman.sessions.containment import SANDBOXES
+from banksman.sessions.command_prefix import SANDBOXES
 from banksman.testing import fake_agent
 
 NETLESS = ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--net", "--fork", "--mount-proc", "--")

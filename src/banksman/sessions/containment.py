@@ -5,13 +5,8 @@ them that says something about a part decides that part (`Containment.over`). It
 session's spec, and the log keeps it: every process of the session starts with it, also after a
 crash, a take-over or a fall-back.
 
-**The prefix** (`wrap`) is a command that runs the agent's command, such as `bwrap …`. In its words
-`{cwd}` is the session's folder and `{session}` the session's id. `{command}` is the agent's whole
-command, quoted for a shell, as `ssh` needs it; without it the command's words follow the prefix.
-
-A caller of a server may choose the folder, and then it must not become a part of a program's text,
-such as `sh -c "mkdir {cwd}"`. The quoting of such a text is unknown, so a folder that would need
-any is refused there (`_filled`).
+**The prefix** (`wrap`) is a command that runs the agent's command, such as `bwrap …`: see
+command_prefix.py.
 
 **The hooks** (`on_open`, `on_close`) are programs that make and remove what the session works in:
 see session_hooks.py. A caller in this process may pass functions, which the log cannot keep. The
@@ -24,12 +19,9 @@ such an agent (`Containment.confines`).
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, cast
 
 from msgspec import Struct, structs
@@ -37,51 +29,12 @@ from msgspec import Struct, structs
 from banksman.errors import UsageError
 from banksman.process import attributes, cgroups, launch
 from banksman.process.cgroups import CgroupUsage
+from banksman.sessions import command_prefix
 
-# The file system is read-only but for the session's folder and a private /tmp. Processes outside
-# are invisible. The network is the host's, because an agent needs its provider. With a capability,
-# an agent of root could mount the file system again for writing. The settings of the kernel belong
-# to root: by core_pattern it could run programs outside.
-_BWRAP = (
-    *("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"),
-    *("--ro-bind", "/proc/sys", "/proc/sys"),
-    *("--ro-bind-try", "/proc/sysrq-trigger", "/proc/sysrq-trigger"),
-    *("--bind", "{cwd}", "{cwd}", "--unshare-pid", "--unshare-ipc", "--cap-drop", "ALL"),
-    "--",
-)
-# Only the processes outside are invisible. With a capability, an agent of root could unmount /proc
-# and see them. setpriv itself needs the capabilities, also as another user than root.
-_UNSHARE = (
-    *("unshare", "--user", "--map-current-user", "--mount", "--pid", "--fork", "--mount-proc"),
-    *("--keep-caps", "--", "setpriv", "--bounding-set=-all", "--inh-caps=-all"),
-    *("--ambient-caps=-all", "--"),
-)
-SANDBOXES: Mapping[str, tuple[str, ...]] = MappingProxyType({"bwrap": _BWRAP, "unshare": _UNSHARE})
-# Prefixes to another machine and into a container: `ssh:HOST`, `docker:BOX`. What runs there is not
-# below the keeper here, so a guard at the far end ends it (docs/how-to/guard.md).
-_FAR = {
-    "ssh": (
-        *("ssh", "-T", "-o", "BatchMode=yes", "{far}"),
-        "cd {cwd} && exec banksman guard -- {command}",
-    ),
-    "docker": (
-        *("docker", "exec", "-i", "--workdir", "{cwd}", "{far}"),
-        *("banksman", "guard", "--"),
-    ),
-}
-# A name that begins with a dash would be an option.
-_FAR_NAME = re.compile(rf"({'|'.join(_FAR)}):([^-\s\0][^\s\0]*)")
 # Ids need no quotes in a shell, so a check before the session has an id can take this one.
 ANY_SESSION = "s"
 # More than any prefix needs. The log keeps the words.
 WRAP_WORDS_MAX = 256
-_PLACEHOLDER = re.compile(r"\{(cwd|session|command)\}")
-# What makes a word with a placeholder the text of a program: characters that mean something to a
-# shell, or an option such as -c or -e before it. ssh joins its words to the text of a shell.
-_TEXT = re.compile(r"[\s;&|<>()$`'\"\\#*?!]")
-_TEXT_OPTION = re.compile(r"-\w*[ce]|--(command|eval|execute)")
-_JOINS_WORDS = "ssh"
-_QUOTES = re.compile(r"['\"`\\]")
 # In `scrub`. A pattern would look as if it removed variables.
 _NO_NAME = re.compile(r"^$|[=*?\0]")
 HOOKS = ("on_open", "on_close")
@@ -142,20 +95,25 @@ class Containment(Struct, frozen=True, kw_only=True):
 
     def words(self, argv: Sequence[str], *, cwd: str, session: str) -> list[str]:
         """Return the command behind its prefix."""
-        wrap = prefix(self.wrap or ())
-        words = _filled("wrap", wrap, cwd=cwd, session=session, command=shlex.join(argv))
-        return words if any("{command}" in word for word in wrap) else [*words, *argv]
+        wrap, hides = self.wrap or (), self._has_our_rights
+        return command_prefix.prefixed(wrap, argv, cwd=cwd, session=session, hides=hides)
 
     def hook_words(self, name: str, *, cwd: str, session: str) -> list[str]:
         """Return the command of a hook."""
-        return _filled(name, getattr(self, name) or (), cwd=cwd, session=session)
+        return command_prefix.filled(name, getattr(self, name) or (), cwd=cwd, session=session)
 
     def check_folder(self, cwd: str) -> None:
         """Raise `UsageError` if a text of a program would have this folder in it."""
-        self.words((), cwd=cwd, session=ANY_SESSION)
+        wrap = self.wrap or ()
+        command_prefix.prefixed(wrap, (), cwd=cwd, session=ANY_SESSION, hides=False)
         for name in HOOKS:
             if name not in self.functions:
                 self.hook_words(name, cwd=cwd, session=ANY_SESSION)
+
+    @property
+    def _has_our_rights(self) -> bool:
+        """Whether the agent runs as the user of this process."""
+        return self.user is None or attributes.is_our_user(attributes.find_user(self.user))
 
     def variables(self) -> dict[bytes, bytes | None]:
         """Return the variables that name the agent's user."""
@@ -212,20 +170,6 @@ def checked(
     )
 
 
-def is_far(wrap: Any) -> bool:
-    """Whether a sandbox is on another machine or in a container, with programs of its own."""
-    return isinstance(wrap, str) and _FAR_NAME.fullmatch(wrap) is not None
-
-
-def prefix(wrap: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a prefix: those of a sandbox by name, or the given ones."""
-    if not isinstance(wrap, str):
-        return tuple(wrap)
-    if (found := _FAR_NAME.fullmatch(wrap)) is None:
-        return SANDBOXES[wrap]
-    return tuple(found[2] if word == "{far}" else word for word in _FAR[found[1]])
-
-
 def from_record(record: Mapping[str, Any] | None) -> Containment:
     """Return the containment that a `session.opened` event records.
 
@@ -263,10 +207,11 @@ def _scrub(scrub: Any) -> tuple[str, ...]:
 
 
 def _wrap(wrap: Any) -> str | tuple[str, ...]:
-    known = ", ".join((*SANDBOXES, *(f"{name}:NAME" for name in _FAR)))
-    hint = f"pass the words of a command, or the name of a sandbox: {known}"
+    hint = f"pass the words of a command, or the name of a sandbox: {command_prefix.KNOWN}"
     if isinstance(wrap, str):
-        if wrap not in SANDBOXES and not (is_far(wrap) and _is_text(wrap)):
+        if wrap not in command_prefix.SANDBOXES and not (
+            command_prefix.is_far(wrap) and _is_text(wrap)
+        ):
             raise UsageError(f"there is no sandbox {wrap!r:.60}", hint=hint)
         return wrap
     return _words("wrap", wrap, hint)
@@ -289,47 +234,6 @@ def _words(name: str, value: Any, hint: str) -> tuple[str, ...]:
         if not isinstance(word, str) or not word or "\0" in word or not _is_text(word):
             raise UsageError(f"{name} cannot hold {word!r:.60}", hint=hint)
     return tuple(words)
-
-
-def _filled(name: str, words: Sequence[str], **known: str) -> list[str]:
-    """Fill the placeholders in one pass: a folder may be called {session}.
-
-    A word with {command} is the text of a shell, so the others are quoted there. In another text of
-    a program, and between quotes, a value that would need quotes is refused.
-    """
-    quoted = {**known, "cwd": shlex.quote(known["cwd"])}
-
-    def fill(index: int, word: str) -> str:
-        values = quoted if "{command}" in word else known
-        is_open = _is_program_text(words, index) if values is known else _QUOTES.search(word)
-        for found in _PLACEHOLDER.finditer(word) if is_open else ():
-            value = known.get(found[1])
-            if found[1] != "command" and value not in (None, shlex.quote(value or "")):
-                raise _in_text(name, found[0], value)
-        return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word)
-
-    return [fill(index, word) for index, word in enumerate(words)]
-
-
-def _is_program_text(words: Sequence[str], index: int) -> bool:
-    """Whether a word may be the text of a program, or a part of it."""
-    if any(os.path.basename(word) == _JOINS_WORDS for word in words[:index]):
-        return True
-    rest = _PLACEHOLDER.sub("", words[index])
-    is_after_option = index > 0 and _TEXT_OPTION.fullmatch(words[index - 1]) is not None
-    return _TEXT.search(rest) is not None or (bool(rest) and is_after_option)
-
-
-def _in_text(name: str, placeholder: str, value: str | None) -> UsageError:
-    read = "$1" if name == "wrap" else f"$BANKSMAN_{placeholder[1:-1].upper()}"
-    hint = (
-        f'use a folder without special characters, or let {name} read "{read}" in place of '
-        f"{placeholder}"
-    )
-    message = (
-        f"{name} has {placeholder} in the text of a program, where it cannot be {value!r:.200}"
-    )
-    return UsageError(message, hint=hint)
 
 
 def _is_text(word: str) -> bool:

@@ -29,7 +29,7 @@ from banksman.process.adoption import Claimed
 from banksman.process.launch import Launch, prepare
 from banksman.process.lease_page import LeasePage
 from banksman.process.tree_hand_over import Survival
-from banksman.sessions import containment, known_agents
+from banksman.sessions import command_prefix, containment, known_agents
 from banksman.sessions.agent_process import OnReport, RealAgent
 from banksman.sessions.arguments import (
     TOOLS_SERVER,
@@ -226,7 +226,7 @@ class SessionSpec:
                 start = StartProcess(0, spec.resume, spec.forks)
                 spec._prepare(start, containment.ANY_SESSION)
                 wrap = spec.containment.wrap
-                if isinstance(wrap, str) and not containment.is_far(wrap):
+                if isinstance(wrap, str) and not command_prefix.is_far(wrap):
                     # A sandbox has the programs of this machine.
                     spec._prepare(start, containment.ANY_SESSION, is_wrapped=False)
             except ProgramNotFound as exc:
@@ -363,9 +363,7 @@ class SessionSpec:
         scrub = self.containment.scrub
         return (*(self.profile.scrub if scrub is None else scrub), "banksman")
 
-    def _prepare(
-        self, effect: StartProcess, session: str, *, is_wrapped: bool = True
-    ) -> Launch:
+    def _prepare(self, effect: StartProcess, session: str, *, is_wrapped: bool = True) -> Launch:
         argv = self._argv(
             resume=effect.conversation,
             forks=effect.forks,

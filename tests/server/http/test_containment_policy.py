@@ -21,7 +21,8 @@ from banksman.process import cgroups
 from banksman.server.http.start_policy import StartPolicy
 from banksman.server.problems import Problem
 from banksman.server.server_settings import ServerSettings
-from banksman.sessions.containment import PARTS, prefix
+from banksman.sessions.command_prefix import prefix
+from banksman.sessions.containment import PARTS
 from banksman.testing import fake_agent
 
 FAKE = fake_agent.command()[:-1]

@@ -18,7 +18,7 @@ from typing import Any, cast
 from banksman.errors import UsageError
 from banksman.server.problems import Problem
 from banksman.server.server_settings import ServerSettings
-from banksman.sessions import containment, known_agents
+from banksman.sessions import command_prefix, containment, known_agents
 
 log = logging.getLogger("banksman.serve")
 
@@ -251,9 +251,9 @@ def _program(name: str, value: Any) -> Sequence[str]:
     None for a sandbox on this machine, which is one that Banksman knows. The far end of a sandbox
     has programs that the settings do not know.
     """
-    if name not in PROGRAMS or (isinstance(value, str) and not containment.is_far(value)):
+    if name not in PROGRAMS or (isinstance(value, str) and not command_prefix.is_far(value)):
         return ()
-    return containment.prefix(value or ())
+    return command_prefix.prefix(value or ())
 
 
 def _resolve(program: str) -> str | None:
