@@ -92,7 +92,7 @@ def python(folder: Path) -> Path:
     return Path(found)
 
 
-@pytest.mark.parametrize("user", ["nobody", NOBODY])
+@pytest.mark.parametrize("user", ["nobody", NOBODY, str(NOBODY)], ids=repr)
 async def test_root_runs_a_command_as_another_user(user: str | int, folder: Path, python: Path, marker: str) -> None:
     argv = [str(python), *child(SHOWS, marker)[1:]]
     seen = shown(await banksman.execute(argv, user=user, cwd=folder))
@@ -116,7 +116,9 @@ async def test_user_equal_to_our_own_keeps_its_rights(marker: str) -> None:
     assert (seen["Uid"], seen["USER"], seen["HOME"]) == (["0"] * 4, "root", pwd.getpwnam("root").pw_dir)
 
 
-@pytest.mark.parametrize("user", ["no-such-user-here", 4_294_967_000, -7, "", True, 1.5])
+@pytest.mark.parametrize(
+    "user", ["no-such-user-here", 4_294_967_000, "4294967000", "9" * 30, "-7", "²", -7, "", True, 1.5], ids=repr
+)
 async def test_user_that_does_not_exist_is_a_usage_error(user: Any) -> None:
     with pytest.raises(UsageError, match="user"):
         await banksman.execute(["true"], user=user)

@@ -239,7 +239,30 @@ print(cgroups.why_not(())[0])
         if done.returncode and "unshare" in done.stderr:
             pytest.skip(f"NOT TESTED: no mount namespace can be made here: {done.stderr}")
         seen.append(done.stdout.strip() or done.stderr)
-    assert seen == [f"this user may not write to {base}", "cgroup v2 is not mounted"]
+    assert seen == [f"{base} is mounted read-only", "cgroup v2 is not mounted"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which alone may write everywhere")
+def test_group_of_systemd_is_undelegated_unless_its_unit_says_so(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nearest unit decides: a manager of units does not delegate each of its units."""
+    manager, unit = base / "user@0.service", base / "user@0.service" / "house.scope"
+    inner = unit / "inner"
+    inner.mkdir(parents=True)
+    try:
+        monkeypatch.setattr(cgroups, "_SYSTEMD", str(tmp_path / "none"))
+        assert not cgroups.is_undelegated(str(inner))
+        monkeypatch.setattr(cgroups, "_SYSTEMD", str(tmp_path))
+        assert cgroups.is_undelegated(str(inner))
+        os.setxattr(manager, "trusted.delegate", b"1")
+        assert [cgroups.is_undelegated(str(each)) for each in (manager, inner)] == [False, True]
+        os.setxattr(unit, "trusted.delegate", b"1")
+        assert not cgroups.is_undelegated(str(inner))
+        assert cgroups.is_undelegated(MOUNT)
+    finally:
+        for folder in (inner, unit, manager):
+            folder.rmdir()
 
 
 # -- life of a group -------------------------------------------------------------------------------------------------

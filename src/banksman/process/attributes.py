@@ -59,6 +59,8 @@ _NO_PRIORITY: dict[str, int | None] = dict.fromkeys(_RANGES)
 # The soft limit that this process had before `raise_fd_limit`. Children get this limit.
 _soft_before: int | None = None
 
+# A uid has 32 bits.
+_NUMBER = re.compile(r"[0-9]{1,10}")
 # Lines of /proc/self/status: the umask, and those that belong to the fingerprint.
 _UMASK = re.compile(rb"^Umask:\s*(\d+)", re.MULTILINE)
 _FINGERPRINT = re.compile(
@@ -69,11 +71,17 @@ _FINGERPRINT = re.compile(
 
 
 def find_user(user: object) -> pwd.struct_passwd:
-    """Look up a user by name or number."""
+    """Look up a user by name or number. A command line and a settings file have only text."""
     hint = "pass a user of this machine, by name or by number"
     try:
         if isinstance(user, str) and user:
-            return pwd.getpwnam(user)
+            try:
+                return pwd.getpwnam(user)
+            except KeyError:
+                # As chown does: a name of digits comes first.
+                if _NUMBER.fullmatch(user) is None:
+                    raise
+                return pwd.getpwuid(int(user))
         if isinstance(user, int) and not isinstance(user, bool):
             return pwd.getpwuid(user)
     except (KeyError, ValueError, OverflowError):

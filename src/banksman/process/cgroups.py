@@ -35,7 +35,7 @@ HOST = "banksman-host"
 # The controllers that limit or measure a tree. All that exist are used in every group.
 CONTROLLERS = ("memory", "pids", "cpu")
 # What a unit of systemd needs: docs/systemd.md.
-_UNIT = "Delegate=cpu memory pids"
+UNIT = "Delegate=cpu memory pids"
 # The limits that need a group, with the controllers for each.
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "memory_bytes": ("memory",),
@@ -47,6 +47,12 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 _CPU_PERIOD_MICROSECONDS = 100_000
 # All files but the list of the processes are shorter. Of that one only the beginning counts.
 _FILE_BYTES_MAX = 65536
+
+# There while systemd is the service manager: `sd_booted(3)`.
+_SYSTEMD = "/run/systemd/system"
+# What systemd writes to the group of a unit that it has delegated. Only root can read it.
+_DELEGATED = "trusted.delegate"
+_UNITS = (".service", ".scope", ".slice")
 
 _pruned: set[str] = set()
 
@@ -131,6 +137,24 @@ def base_folder() -> str:
     return _base(())[0]
 
 
+def is_undelegated(base: str) -> bool:
+    """Whether systemd owns this base, and has not delegated it to this host.
+
+    The kernel lets root write everywhere, so `why_not` cannot see it. It asks only for the nearest
+    unit: a delegated manager of units does not delegate each of them. False for another user: it
+    can write only where somebody has allowed it.
+    """
+    if os.geteuid() != 0 or not os.path.isdir(_SYSTEMD):
+        return False
+    mount = _mount()[0]
+    while base != mount and not base.endswith(_UNITS):
+        base = os.path.dirname(base)
+    try:
+        return os.getxattr(base, _DELEGATED) != b"1"
+    except OSError:
+        return True
+
+
 def usage(pid: int) -> CgroupUsage | None:
     """Return the group that was made for the tree of this process; None if there is none."""
     try:
@@ -193,18 +217,29 @@ def _base(needed: Collection[str]) -> tuple[str, list[str]]:
     if sys.platform != "linux":
         raise _Impossible("control groups exist only on Linux", "use rlimits, such as `as`")
     base = _host_base(*_mount())
+    if _is_read_only(base):
+        # For root this is the usual reason: a container without a group of its own.
+        hint = "mount cgroup v2 for writing, for example with a private cgroup namespace"
+        raise _Impossible(f"{base} is mounted read-only", hint)
     if not os.access(base, os.W_OK) or not os.access(f"{base}/cgroup.procs", os.W_OK):
-        hint = f"give this service its own group: {_UNIT} in its unit, or a writable mount"
+        hint = f"give this service its own group: {UNIT} in its unit"
         raise _Impossible(f"this user may not write to {base}", hint)
     available = (_read(base, "cgroup.controllers") or "").split()
     missing = [name for name in CONTROLLERS if name in needed and name not in available]
     if missing:
         known = ", ".join(available) or "none"
-        hint = f"delegate it ({_UNIT} in a unit of systemd), or boot with cgroup v2 alone"
+        hint = f"delegate it ({UNIT} in a unit of systemd), or boot with cgroup v2 alone"
         raise _Impossible(
             f"{base} has no {' and no '.join(missing)} controller (it has {known})", hint
         )
     return base, _lacking(base, available, needed)
+
+
+def _is_read_only(base: str) -> bool:
+    try:
+        return bool(os.statvfs(base).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False  # It is not there.
 
 
 def _host_base(mount: str, root: str) -> str:
@@ -224,7 +259,7 @@ def _lacking(base: str, available: Collection[str], needed: Collection[str]) -> 
     is_root = _read(base, "cgroup.type") is None
     is_needed = any(name in needed for name in lacking)
     if is_needed and not is_root and _read(base, "cgroup.procs"):
-        hint = f"start this host in a group of its own: {_UNIT} DelegateSubgroup={HOST} in its unit"
+        hint = f"start this host in a group of its own: {UNIT} DelegateSubgroup={HOST} in its unit"
         names = " and ".join(lacking)
         raise _Impossible(f"cannot enable {names} in {base}: there are processes in it", hint)
     return [] if not is_root and _read(base, "cgroup.procs") else lacking

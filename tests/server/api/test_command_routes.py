@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import socket
 import time
 from collections.abc import Iterable
@@ -226,6 +227,14 @@ def test_command_terminal_is_resized(served: Served) -> None:
     served.post(f"{plain}/stop", {"at_once": True})
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@pytest.mark.parametrize("user", ["nobody", 65534, "65534"], ids=repr)
+def test_command_runs_as_a_user_by_name_or_by_number(served: Served, user: Any) -> None:
+    path = start(served, "id", "-u", user=user, cwd="/")
+    assert finished(served, path)["code"] == 0
+    assert read_all(served, path) == "65534\n"
+
+
 def test_command_start_refuses_invalid_body(served: Served) -> None:
     bodies: list[tuple[dict[str, Any], int]] = [
         ({"argv": []}, 400),
@@ -234,6 +243,12 @@ def test_command_start_refuses_invalid_body(served: Served) -> None:
         ({"argv": ["true"], "stdin": "inherit"}, 400),
         ({"argv": ["true"], "pty": [0, 0]}, 422),
         ({"argv": ["true"], "user": "nobody-of-this-name"}, 422),
+        ({"argv": ["true"], "user": "4294967000"}, 422),
+        ({"argv": ["true"], "user": -1}, 422),
+        ({"argv": ["true"], "user": 1 << 62}, 422),
+        ({"argv": ["true"], "user": ""}, 400),
+        ({"argv": ["true"], "user": True}, 400),
+        ({"argv": ["true"], "user": 1.5}, 400),
         ({"argv": ["true"], "nonsense": 1}, 400),
     ]
     for body, status in bodies:

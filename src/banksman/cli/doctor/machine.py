@@ -119,7 +119,13 @@ def control_groups() -> Iterator[Finding]:
         yield note(name, f"none: {why[0]}; limits of a whole tree are refused", why[1])
         return
     lacking = cgroups.why_not()
-    if lacking is None:
+    if lacking is None and cgroups.is_undelegated(cgroups.base_folder()):
+        seen = (
+            f"{cgroups.base_folder()} belongs to systemd: root can make groups there, "
+            "and systemd may take their limits back at any time"
+        )
+        yield note(name, seen, f"run the host in a unit with {cgroups.UNIT}")
+    elif lacking is None:
         seen = f"{cgroups.base_folder()}: memory, processes and CPUs of a tree can be limited"
         yield ok(name, seen)
     else:

@@ -80,7 +80,7 @@ class StartPolicy:
                     )
         return env
 
-    def user(self, user: str | None) -> str | None:
+    def user(self, user: str | int | None) -> str | int | None:
         """Return this user, if the settings allow it.
 
         With restricted programs only the server's own user is allowed: a file of another user is

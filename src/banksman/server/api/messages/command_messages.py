@@ -49,7 +49,7 @@ class StartCommand(Body):
         stdin: null: empty. `"pipe"`: the data that clients send to `…/stdin`. Otherwise these
             bytes, followed by the end of input.
         pty: Whether the command gets a terminal: true, or its size as `[rows, columns]`.
-        user: User that the command runs as.
+        user: User that the command runs as, by name or by number.
         output_bytes_max: Number of bytes that are kept of each output stream.
     """
 
@@ -62,7 +62,7 @@ class StartCommand(Body):
     grace: Seconds = 5.0
     stdin: str | Given | None = None
     pty: bool | Annotated[list[int], Meta(min_length=2, max_length=2)] = False
-    user: Word | None = None
+    user: Word | int | None = None
     output_bytes_max: Annotated[int, Meta(ge=0, le=64 << 20)] = 1 << 20
 
 
