@@ -295,8 +295,11 @@ class Startup:
         """
         if self._permit is None:
             return
+        first = self.next.record()
+        # A fall-back has the containment of the session, and may add that of its own profile.
+        contained = {name: first.get(name) for name in ("agent", "containment")}
         try:
-            self._permit(spec.record())
+            self._permit({**spec.record(), **contained})
         except BanksmanError:
             raise
         except Exception as exc:

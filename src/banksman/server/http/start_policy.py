@@ -42,6 +42,7 @@ class StartPolicy:
         self._env = frozenset(settings.env)
         self._containment = settings.containment()
         self._choices = frozenset(settings.callers_choose)
+        self._survive = settings.survive
         self._allowed: list[list[str]] | None = None
         if settings.programs is not None:
             self._allowed = []
@@ -147,7 +148,9 @@ class StartPolicy:
         recorded = containment.from_record(record)
         profile = known_agents.load_or_plain(record["agent"])
         usual = self._containment.over(profile.containment)
-        foreign: list[str] = []
+        survive = record.get("survive")
+        is_chosen = survive is not None and survive != self._survive
+        foreign = ["survive"] if is_chosen and "survive" not in self._choices else []
         for name in containment.PARTS:
             value = getattr(recorded, name)
             if name in self._choices:
@@ -159,7 +162,11 @@ class StartPolicy:
             return
         hint = "open the session by its name"
         # An open by name replaces the parts that the settings state, and keeps the others.
-        if kept := [name for name in foreign if getattr(self._containment, name) is None]:
+        if kept := [
+            name
+            for name in foreign
+            if name != "survive" and getattr(self._containment, name) is None
+        ]:
             hint = (
                 f"add {', '.join(kept)} to callers_choose = […] in the settings, or state "
                 f"agent_{kept[0]} there and open the session by its name, or delete the session"
