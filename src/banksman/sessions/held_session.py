@@ -237,6 +237,22 @@ async def claim(
     return adopted
 
 
+async def end(store: str, session: str) -> None:
+    """End what waits for a host of a deleted session: no host can continue it."""
+    argv = (b"agent",)
+    for id, name in list(_recorded(store, msgspec.json.encode(session))):
+        if id == session:
+            with _closing_unless_continued(session, "was handed over") as processes:
+                processes.append(
+                    await adoption.claim(name, read(name).secret, argv=argv, lease=None)
+                )
+                processes[0].close()
+            hold_record.remove(name)
+    for name, header in crash_record.find(store, session):
+        await _claim_kept(name, header, None, argv, None)
+        hold_record.remove(name)
+
+
 @contextmanager
 def _closing_unless_continued(session: str, what: str) -> Generator[list[Claimed]]:
     """Close the claimed process of the block if an exception leaves it.

@@ -48,7 +48,7 @@ from banksman.sessions.questions import OnQuestion
 from banksman.sessions.recovery import DeadHostCleanup, has_waiting_asks
 from banksman.sessions.session import Session
 from banksman.sessions.session_hooks import SessionHooks
-from banksman.sessions.session_spec import Permit, SessionSpec
+from banksman.sessions.session_spec import NotPermitted, Permit, SessionSpec
 from banksman.sessions.session_table import SessionTable
 from banksman.store.log import Log
 from banksman.store.log_values import KnownSession, MultiSessionPage
@@ -422,7 +422,7 @@ class SessionRegistry:
                 # A session that was opened meanwhile already serves its queue.
                 if waits and not self._has(known.id):
                     await self._claim_for_asks(self._table.handle(known))
-            except BanksmanError as exc:
+            except (BanksmanError, NotPermitted) as exc:
                 # A caller that opens the session gets the same error. Its asks stay in the log.
                 if not self._has(known.id):  # Otherwise a caller has just opened it.
                     log.warning("cannot resume session %s, its asks stay queued: %s", known.id, exc)

@@ -10,7 +10,7 @@ import functools
 from contextlib import suppress
 
 from banksman.errors import BanksmanError, Moving, NameTaken, UsageError
-from banksman.sessions import spec_record
+from banksman.sessions import held_session, spec_record
 from banksman.sessions.arguments import checked_id, checked_name
 from banksman.sessions.questions import OnQuestion
 from banksman.sessions.registry import SessionRegistry
@@ -170,6 +170,8 @@ class SessionOpener(SessionRegistry):
                 await here.close()
             await self._hooks.close_deleted(self.store, session.id)
             await self.store.delete(session.id)
+            # Behind the deletion, which refuses the session of another live host.
+            await held_session.end(self.store.identity, session.id)
             self._table.forget(session.id)
 
     async def delete_remains(self, id: str) -> None:

@@ -52,7 +52,12 @@ from banksman.sessions.profile import transcript_path
 from banksman.sessions.tools import Tool, ToolServer
 from banksman.sessions.workspace import Workspace, start_command
 
-# Raises if a session may not be opened as a `session.opened` event of its log records.
+
+class NotPermitted(Exception):
+    """A session may not be opened as its log records. No bug: the host logs it without a stack."""
+
+
+# Raises `NotPermitted` if a session may not be opened as a `session.opened` event of its log says.
 Permit = Callable[[Mapping[str, Any]], None]
 
 

@@ -19,6 +19,7 @@ from banksman.errors import UsageError
 from banksman.server.problems import Problem
 from banksman.server.server_settings import ServerSettings
 from banksman.sessions import command_prefix, containment, known_agents
+from banksman.sessions.session_spec import NotPermitted
 
 log = logging.getLogger("banksman.serve")
 
@@ -273,5 +274,9 @@ def _resolve(program: str) -> str | None:
         return None
 
 
+class _Forbidden(Problem, NotPermitted):
+    """What a policy raises, for an HTTP client and for the host."""
+
+
 def _forbidden(detail: str, hint: str) -> Problem:
-    return Problem(403, "Forbidden", detail, hint=hint)
+    return _Forbidden(403, "Forbidden", detail, hint=hint)
