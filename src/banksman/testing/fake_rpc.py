@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from banksman.testing.fake_process import Act, AgentTask
 
     Answering: TypeAlias = Generator[Wait, None, dict[str, Any]]
+    Running: TypeAlias = Generator[Wait, None, int]
 
 LIFE_SECONDS_MAX = 120
 # Time to write the remaining output after stdin has ended; the agent drops the rest.
@@ -151,6 +152,23 @@ def spawn_tree(path: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
     )
+
+
+def shell(command: str) -> Running:
+    """Run a command in a shell until it ends, or until the turn is cut; return its exit code."""
+    import subprocess  # noqa: PLC0415
+
+    process = subprocess.Popen(
+        ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    fd = os.pidfd_open(process.pid)
+    try:
+        yield Wait(fd=fd)
+    finally:
+        os.close(fd)
+        process.kill()
+        code = process.wait()
+    return code
 
 
 def run(

@@ -10,7 +10,7 @@ import time
 
 from banksman.testing import fake_script
 from banksman.testing.fake_process import CutShort, FakeRecord, Wait, append_conversation, pause
-from banksman.testing.fake_rpc import RpcAgent, RpcTurn, spawn_tree
+from banksman.testing.fake_rpc import RpcAgent, RpcTurn, shell, spawn_tree
 from banksman.testing.fake_script import ScriptError, ScriptStep, VerbTable
 
 TYPE_CHECKING = False
@@ -244,6 +244,17 @@ def ran(turn: FakeAcpTurn, step: ScriptStep) -> None:
     turn.update("tool_call", toolCallId=call, title=words, kind="execute", status="pending")
     content = [{"type": "content", "content": {"type": "text", "text": words}}]
     turn.update("tool_call_update", toolCallId=call, status="completed", content=content)
+
+
+@VERBS.verb("run", "LINE")
+def run(turn: FakeAcpTurn, step: ScriptStep) -> Act:
+    """COMMAND: run it in a shell, and report it as a tool call that ends with it."""
+    command = step.word(0)
+    turn.tools += 1
+    call = f"call-{turn.id}-{turn.tools}"
+    turn.update("tool_call", toolCallId=call, title=command, kind="execute", status="in_progress")
+    code = yield from shell(command)
+    turn.update("tool_call_update", toolCallId=call, status="failed" if code else "completed")
 
 
 @VERBS.verb("permission", "LINE")

@@ -18,7 +18,7 @@ from banksman.testing.fake_process import (
     pause,
     read_conversation,
 )
-from banksman.testing.fake_rpc import RpcAgent, RpcTurn, spawn_tree
+from banksman.testing.fake_rpc import RpcAgent, RpcTurn, shell, spawn_tree
 from banksman.testing.fake_script import ScriptStep, VerbTable
 
 TYPE_CHECKING = False
@@ -292,6 +292,15 @@ def tool(turn: FakeCodexTurn, step: ScriptStep) -> Act:
     turn.start(type="commandExecution", command="a tree", cwd="/", status="inProgress")
     spawn_tree(step.word(0))
     yield pause(90)
+
+
+@VERBS.verb("run", "LINE")
+def run(turn: FakeCodexTurn, step: ScriptStep) -> Act:
+    """COMMAND: run it in a shell, and report it as a command that ends with it."""
+    command = step.word(0)
+    item = turn.start(type="commandExecution", command=command, cwd="/", status="inProgress")
+    code = yield from shell(command)
+    turn.complete(item, status="failed" if code else "completed", exitCode=code)
 
 
 @VERBS.verb("permission", "LINE")
