@@ -107,3 +107,31 @@ def test_write_names_the_folder_when_the_record_cannot_be_written(folder: Path) 
     with pytest.raises(MachineError, match="cannot write the record"):
         hold_record.write(f"x{sockets.SUFFIX}", RECORD)
     assert not folder.exists()
+
+
+def test_record_of_a_hold_is_opened_once_however_many_holds_are_looked_for(
+    hold: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [hold() for _ in range(20)]
+    for number, name in enumerate(names):
+        hold_record.write(name, b"of %d." % number)
+    opened: list[str] = []
+    read = hold_record._read_line  # pyright: ignore[reportPrivateUsage]
+
+    def count(path: str) -> tuple[int, bytes]:
+        opened.append(path)
+        return read(path)
+
+    monkeypatch.setattr(hold_record, "_read_line", count)
+    for number, name in enumerate(names):
+        assert list(hold_record.first_lines(b" %d." % number)) == [(name, b"of %d." % number)]
+    assert len(opened) == len(names)
+
+
+def test_first_line_is_that_of_a_record_that_was_written_anew(hold: Callable[[], str]) -> None:
+    name = hold()
+    hold_record.write(name, b"this, 1\nrow")
+    assert list(hold_record.first_lines(b"this")) == [(name, b"this, 1\n")]
+    hold_record.write(name, b"this, 2\nrow")
+    assert list(hold_record.first_lines(b"this")) == [(name, b"this, 2\n")]
+    assert hold_record.first_line(name) == b"this, 2\n"

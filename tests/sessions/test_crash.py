@@ -266,12 +266,12 @@ def test_session_of_any_id_is_found_in_its_records(state: Path, session: str) ->
         header = Header(format=FORMAT, store="it", session=session, secret=bytes(32), clock=0.0, process=1)
         hold_record.write(path.name, msgspec.json.encode(header) + b"\n{}\n")
         assert crash_record.find("it", session) == [(path.name, header)]
-        assert held_session.waiting("it") == [session]
+        assert held_session.waiting("it") == (set(), {session})
         held = HeldSession(secret=bytes(32), session=session, head=1, clock=0.0, state={}, partial=b"")
         hold_record.write(path.name, held_session.encode(held, "it"))
         assert held_session.unlogged("it", session) == path.name
         assert held_session.unlogged("other", session) is None
-        assert held_session.waiting("it") == [session]
+        assert held_session.waiting("it") == ({session}, set())
 
 
 # -- who ends the process --------------------------------------------------------------------------------------------

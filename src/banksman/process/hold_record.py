@@ -13,7 +13,6 @@ sockets, because a host may die before it has removed its file.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator
 
@@ -24,8 +23,6 @@ from banksman.folders import held_folder
 SUFFIX = ".record"
 # A secret, and for a command its options and its kept output.
 RECORD_BYTES_MAX = 256 << 20
-# A next host looks for the record of each session among all of them. More than these are read anew.
-LINES_KEPT_MAX = 4096
 _PART = ".part"
 
 
@@ -93,14 +90,17 @@ def first_lines(*parts: bytes) -> Iterator[tuple[str, bytes]]:
     That line tells what is held. The rest of a record may be large. `parts`: leaves out the lines
     without all of these bytes. Never raises.
     """
-    # A host with many held processes calls this once for each of them. So the cheap checks come
-    # first, and there are no `Path` objects. The last one wakes the keeper.
+    # A host with many held processes calls this several times for each of them. So a record is read
+    # once, and the other calls are a listing of the folder. What is yielded is compared with the
+    # file. The last check wakes the keeper.
     folder = str(held_folder())
-    for name in names():
-        with contextlib.suppress(OSError):
-            line = _line_of(_path(name, folder=folder))
-            if all(part in line for part in parts) and sockets.is_alive(f"{folder}/{name}"):
-                yield name, line
+    for path, (_inode, known) in _known_lines(folder).items():
+        if all(part in known for part in parts):
+            with contextlib.suppress(OSError):
+                line = _line_of(path)
+                name = _swap(path.rpartition("/")[2], SUFFIX, sockets.SUFFIX)
+                if all(part in line for part in parts) and sockets.is_alive(f"{folder}/{name}"):
+                    yield name, line
 
 
 def first_line(name: str) -> bytes:
@@ -110,15 +110,43 @@ def first_line(name: str) -> bytes:
     return b""
 
 
+# The inode and the first line of each record that was there at the last listing, by its path.
+_Lines = dict[str, tuple[int, bytes]]
+_lines: _Lines = {}
+
+
+def _known_lines(folder: str) -> _Lines:
+    """List the folder, and read the records that this process has not seen yet.
+
+    A record may be written anew under its name. Its line changes with that, but not what it is of.
+    """
+    global _lines  # noqa: PLW0603
+    before, now = _lines, _Lines()
+    for file in _listed(folder):
+        if file.endswith(SUFFIX):
+            path = f"{folder}/{file}"
+            known = before.get(path)
+            if known is None:
+                with contextlib.suppress(OSError):
+                    known = _read_line(path)
+            if known is not None:
+                now[path] = known
+    # Never changed in place: another thread may iterate over the old one.
+    _lines = now
+    return now
+
+
 def _line_of(path: str) -> bytes:
     # Rows are only added to a file. One that is written anew is another file.
-    return _read_line(path, os.stat(path).st_ino)
+    known = _lines.get(path)
+    if known is None or known[0] != os.stat(path).st_ino:
+        known = _read_line(path)
+    return known[1]
 
 
-@functools.lru_cache(LINES_KEPT_MAX)
-def _read_line(path: str, _inode: int) -> bytes:
+def _read_line(path: str) -> tuple[int, bytes]:
     with open(path, "rb") as file:
-        return file.readline(RECORD_BYTES_MAX)
+        return os.fstat(file.fileno()).st_ino, file.readline(RECORD_BYTES_MAX)
 
 
 def remove(name: str) -> None:
@@ -142,8 +170,12 @@ def sweep() -> None:
 
 
 def _files() -> list[str]:
+    return sorted(_listed(str(held_folder())))
+
+
+def _listed(folder: str) -> list[str]:
     with contextlib.suppress(OSError):
-        return sorted(os.listdir(held_folder()))
+        return os.listdir(folder)
     return []
 
 
@@ -152,6 +184,6 @@ def _swap(name: str, old: str, new: str) -> str:
     return name.removesuffix(old) + new
 
 
-def _path(name: str, suffix: str = SUFFIX, *, folder: str = "") -> str:
+def _path(name: str, suffix: str = SUFFIX) -> str:
     assert "/" not in name
-    return f"{folder or held_folder()}/{_swap(name, sockets.SUFFIX, suffix)}"
+    return f"{held_folder()}/{_swap(name, sockets.SUFFIX, suffix)}"

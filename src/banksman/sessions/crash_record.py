@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -38,6 +38,8 @@ FORMAT = "banksman-session-1"
 FILE_BYTES_MAX = 4 << 20
 
 Told = tuple[tuple[str, str, float], ...]
+# Of `hold_record.first_lines`.
+Lines = Iterable[tuple[str, bytes]]
 
 
 class Header(Struct, frozen=True, kw_only=True):
@@ -255,18 +257,24 @@ def find(store: str, session: str) -> list[tuple[str, Header]]:
 
     There are several if the host was killed before it has released the process before the last.
     """
-    part = msgspec.json.encode(session)
-    found = [(name, header) for name, header in _headers(store, part) if header.session == session]
+    return among(
+        hold_record.first_lines(FORMAT.encode(), msgspec.json.encode(session)), store, session
+    )
+
+
+def among(lines: Lines, store: str, session: str) -> list[tuple[str, Header]]:
+    """Return those of some holds, of which the caller has read the first lines."""
+    found = [(name, header) for name, header in _headers(lines, store) if header.session == session]
     return sorted(found, key=lambda each: each[1].process, reverse=True)
 
 
-def sessions(store: str) -> set[str]:
-    """Return the sessions of this store with a process that survives its host. Never raises."""
-    return {header.session for _name, header in _headers(store)}
+def sessions(lines: Lines, store: str) -> set[str]:
+    """Return the sessions of this store with a process that survives its host."""
+    return {header.session for _name, header in _headers(lines, store)}
 
 
-def _headers(store: str, *parts: bytes) -> Iterator[tuple[str, Header]]:
-    for name, line in hold_record.first_lines(FORMAT.encode(), *parts):
+def _headers(lines: Lines, store: str) -> Iterator[tuple[str, Header]]:
+    for name, line in lines:
         # The record of something else, or of another version, has another first line.
         with contextlib.suppress(msgspec.MsgspecError):
             header = _header_decoder.decode(line)

@@ -43,7 +43,7 @@ from banksman.process.adoption import Claimed
 from banksman.process.lease_page import LeasePage
 from banksman.process.orphans import trace
 from banksman.sessions import crash_record
-from banksman.sessions.crash_record import Beginning, Header, Kept, Moment, RecordFile
+from banksman.sessions.crash_record import Beginning, Header, Kept, Lines, Moment, RecordFile
 
 log = logging.getLogger("banksman")
 
@@ -175,17 +175,29 @@ def is_held(store: str, session: str, past: SessionHistory) -> bool:
 
 def unlogged(store: str, session: str) -> str | None:
     """Return the hold of a session whose host died before it could log the hand-over."""
-    part = msgspec.json.encode(session)
-    return next((hold for id, hold in _recorded(store, part) if id == session), None)
+    return _unlogged(hold_record.first_lines(msgspec.json.encode(session)), store, session)
 
 
-def waiting(store: str) -> list[str]:
-    """Return the sessions of a store whose process may wait for a host."""
-    return [*(session for session, _hold in _recorded(store)), *crash_record.sessions(store)]
+def _unlogged(lines: Lines, store: str, session: str) -> str | None:
+    return next((hold for id, hold in _recorded(lines, store) if id == session), None)
 
 
-def _recorded(store: str, *parts: bytes) -> Iterator[tuple[str, str]]:
-    for name, line in hold_record.first_lines(*parts):
+class Waiting(NamedTuple):
+    """Sessions whose process may wait for a host: it was handed over, or survives its host."""
+
+    handed_over: frozenset[str]
+    surviving: frozenset[str]
+
+
+def waiting(store: str) -> Waiting:
+    """Return the sessions of a store whose process may wait for a host. Never raises."""
+    lines = list(hold_record.first_lines())
+    handed_over = frozenset(session for session, _hold in _recorded(lines, store))
+    return Waiting(handed_over, frozenset(crash_record.sessions(lines, store)))
+
+
+def _recorded(lines: Lines, store: str) -> Iterator[tuple[str, str]]:
+    for name, line in lines:
         header = _header(line)
         if header is not None and header.store in ("", store):
             yield header.session, name
@@ -217,14 +229,16 @@ async def claim(
     """
     argv = tuple(os.fsencode(word) for word in (past.opened or {}).get("command") or ("agent",))
     adopted: Adopted | None = None
+    # Once: this host owns the session, so no other one adds a record of it.
+    lines = list(hold_record.first_lines(msgspec.json.encode(session)))
     hold = None if past.held is None else past.held.hold
     if hold is None and past.process is not None:
-        hold = unlogged(store, session)
+        hold = _unlogged(lines, store, session)
     if hold is not None and not _is_of_another_store(hold, store):
         adopted = await _claim_handed(session, past, config, hold, argv, lease)
         hold_record.remove(hold)
     try:
-        for name, header in crash_record.find(store, session):
+        for name, header in crash_record.among(lines, store, session):
             with_state = None if adopted is not None else (past, config)
             found = await _claim_kept(name, header, with_state, argv, lease)
             if found is None:

@@ -38,7 +38,7 @@ from banksman.errors import (
 )
 from banksman.process import orphans
 from banksman.sessions import crash_record, known_agents
-from banksman.sessions.held_session import is_held, unlogged
+from banksman.sessions.held_session import Waiting, is_held
 from banksman.sessions.log_writer import lease_name
 from banksman.store.log import Log
 from banksman.store.log_values import Done, KnownSession
@@ -353,8 +353,11 @@ async def has_waiting_asks(store: Log, known: KnownSession) -> bool:
     )
 
 
-async def has_held_process(store: Log, known: KnownSession) -> bool:
-    """Return whether the process of a session without a live owner waits for its next host."""
+async def has_held_process(waiting: Waiting, store: Log, known: KnownSession) -> bool:
+    """Return whether the process of a session without a live owner waits for its next host.
+
+    `waiting`: of this store. It is read once for all sessions.
+    """
     if known.owner is not None and known.owner.is_alive:
         return False
     await store.read(known.id, known.seq, 1)
@@ -362,9 +365,9 @@ async def has_held_process(store: Log, known: KnownSession) -> bool:
     if page.events and page.events[-1].kind == SESSION_HANDED_OVER:
         return True
     # A host that has released the session has logged what it does.
-    if known.owner is not None and unlogged(store.identity, known.id) is not None:
+    if known.owner is not None and known.id in waiting.handed_over:
         return True
-    return bool(crash_record.find(store.identity, known.id))
+    return known.id in waiting.surviving
 
 
 async def is_unsettled(store: Log, known: KnownSession) -> bool:

@@ -405,8 +405,10 @@ class SessionRegistry:
     async def take_up_held(self) -> None:
         """Resume the sessions whose process waits for a host. Waits for no other session."""
         await self.store.ready()
-        found = (self.store.find(id) for id in held_session.waiting(self.store.identity))
-        await self._take_up([known for known in found if known], recovery.has_held_process)
+        waiting = held_session.waiting(self.store.identity)
+        found = (self.store.find(id) for id in waiting.handed_over | waiting.surviving)
+        is_due = functools.partial(recovery.has_held_process, waiting)
+        await self._take_up([known for known in found if known], is_due)
 
     async def _take_up(
         self,
