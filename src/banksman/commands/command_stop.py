@@ -79,7 +79,8 @@ class CommandStop:
         self._process: StoppableProcess | None = None
         self._clocks: dict[Ended, asyncio.TimerHandle] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._eof_timer: asyncio.TimerHandle | None = None
+        # None until the end of stdin has begun to count.
+        self.eof_timer: asyncio.TimerHandle | None = None
         self._bytes_after_eof = 0
 
     def begin(self, process: StoppableProcess) -> None:
@@ -104,14 +105,14 @@ class CommandStop:
 
     def count_after_eof(self, fact: BytesRead) -> None:
         """Count output after the end of stdin: a flood is no reaction to it."""
-        if self._eof_timer is not None and self.phase is rungs.LadderPhase.EOF:
+        if self.eof_timer is not None and self.phase is rungs.LadderPhase.EOF:
             self._bytes_after_eof += len(fact.data)
             if self._bytes_after_eof > rungs.EOF_OUTPUT_BYTES_MAX:
                 self._dispatch(rungs.InputEndIgnored(fact.at))
 
     def cancel(self) -> None:
         """Cancel the timers, because the command is over."""
-        for timer in (self._timer, self._eof_timer, *self._clocks.values()):
+        for timer in (self._timer, self.eof_timer, *self._clocks.values()):
             if timer is not None:
                 timer.cancel()
 
@@ -187,7 +188,7 @@ class CommandStop:
 
     def _look_later(self, reaction: EofReaction) -> None:
         look = partial(self._look_for_reaction, reaction)
-        self._eof_timer = self._loop.call_later(EOF_REACTION_SECONDS, look)
+        self.eof_timer = self._loop.call_later(EOF_REACTION_SECONDS, look)
 
     def _look_for_reaction(self, reaction: EofReaction) -> None:
         self._look_now()

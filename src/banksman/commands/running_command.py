@@ -376,7 +376,8 @@ class RunningCommand:
                 # Every token of an agent takes this path.
                 if self.finished is None and self._error is None:
                     self._on_stdout(fact)
-                    self._ladder.count_after_eof(fact)
+                    if self._ladder.eof_timer is not None:
+                        self._ladder.count_after_eof(fact)
                 return
             self._dispatcher.dispatch(fact)
         except Exception as exc:

@@ -254,14 +254,12 @@ class Driver:
         entries = label.entries(lines)
         # Before the append: a host that is killed after it must know the frames.
         self._plain_frames += len(lines)
-        self._plain_at = self.now()
+        self._plain_at = self._loop.time()
         if self.turn_times.awaits_output:
             self.turn_times.note(entries, self._plain_at, self.dialect)
         self._log_writer.append_frames(entries)
         if self._plain_frames >= PLAIN_FRAMES_MAX:
             self._count_plain_frames()
-        if self._log_writer.is_behind:
-            self.on_backlog()
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -272,8 +270,6 @@ class Driver:
                 self._log_writer.append(entries)
                 if self._budgets is not None:
                     self._budgets.note(self, self._state, added)
-                if self._log_writer.is_behind:
-                    self.on_backlog()
             case StartTimer(at=at, subject=subject):
                 self._timers.start(subject, at)
             case CancelTimer(subject=subject):
@@ -320,12 +316,10 @@ class Driver:
             self.handle(Committed(self.now(), seq))
         else:
             self._committed = seq
-        self.process.on_committed()
+        if self.process.has_journals:
+            self.process.on_committed()
         if self.handing is not None:
             self.handing.on_committed()
-
-    def on_append(self, seq: int) -> None:
-        self.process.on_append(seq)
 
     def on_append_failed(self, error: StoreError | NotOwner) -> None:
         log.error("session %s: cannot write the log: %s", self.id, error)

@@ -430,11 +430,11 @@ class FrameReader:
                 plain, meanings = self._oversize.take(lines, dialect, counters)
             else:
                 plain = lines
-                meanings = [
-                    (index, meaning)
-                    for index, line in enumerate(lines)
-                    if (meaning := read(line)) is not None
-                ]
+                meanings: list[tuple[int, Meaning]] = []
+                # Not a comprehension, which would be one more call: most reads are one line.
+                for index, line in enumerate(lines):
+                    if (meaning := read(line)) is not None:
+                        meanings.append((index, meaning))
         except Exception as exc:
             # A dialect never raises, whatever it reads. An exception is a bug. This code runs
             # outside `dispatch`, so the listener must fail the session here.

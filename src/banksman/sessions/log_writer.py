@@ -40,12 +40,15 @@ class LogListener(Protocol):
 
     def on_committed(self, seq: int) -> None: ...
     def on_append_failed(self, error: StoreError | NotOwner) -> None: ...
-    def on_answered(self) -> None:
-        """An append was answered. Also called for answers of a run that is over."""
+    def on_backlog(self) -> None:
+        """The writer is behind."""
         ...
 
-    def on_append(self, seq: int) -> None:
-        """The log is about to get the events up to this seq."""
+    def on_answered(self) -> None:
+        """An append was answered that the writer was still catching up with.
+
+        Also called for answers of a run that is over.
+        """
         ...
 
 
@@ -79,6 +82,9 @@ class LogWriter:
         self._run = 0
         # Callback for the raised epoch, while `advance` is in flight.
         self._then: Callable[[], None] | None = None
+        # Called before each append with the seq of its last event. Set for a session whose process
+        # has a journal, which few have.
+        self.on_append: Callable[[int], None] | None = None
         self._uncommitted_bytes = 0
         # Counted since the last snapshot. A snapshot can be large if many asks are queued. So the
         # next snapshot waits until the appends weigh as much as the last snapshot.
@@ -152,10 +158,13 @@ class LogWriter:
         self._events_since += len(entries)
         self._bytes_since += size
         snapshot = self._snapshot_if_due() if self._events_since >= SNAPSHOT_EVENTS else None
-        self._hears.on_append(self._head)
+        if self.on_append is not None:
+            self.on_append(self._head)
         self._store.append(
             self._session, self.epoch, expected, time.time(), entries, done, snapshot
         )
+        if self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX:
+            self._hears.on_backlog()
 
     def _snapshot_if_due(self) -> bytes | None:
         """Return a snapshot of a history with enough new events; None if it is not due yet."""
@@ -211,6 +220,8 @@ class LogWriter:
         size: int,
         error: StoreError | NotOwner | None,
     ) -> None:
+        # As `has_caught_up`, without a call: this is the path of every token.
+        was_behind = self._uncommitted_bytes > UNCOMMITTED_BYTES_MAX // 2
         self._uncommitted_bytes -= size
         if run == self._run:
             if error is None:
@@ -228,7 +239,8 @@ class LogWriter:
                 # The failed append may have carried a snapshot, so the next append carries one.
                 self._events_since = SNAPSHOT_EVENTS
                 self._hears.on_append_failed(error)
-        self._hears.on_answered()
+        if was_behind:
+            self._hears.on_answered()
 
     def release(self) -> None:
         """Release the session after the last append.

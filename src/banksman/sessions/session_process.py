@@ -143,6 +143,8 @@ class SessionProcess:
         self._postponed: StartProcess | None = None
         # The journal of the process that survives, and those whose end is not durable yet.
         self.journal: CrashJournal | None = None
+        # Whether there has ever been one.
+        self.has_journals = False
         self._ending: list[CrashJournal] = []
 
     # -- state ------------------------------------------------------------------------------------
@@ -362,11 +364,13 @@ class SessionProcess:
 
     # -- the journal ------------------------------------------------------------------------------
     def _keep_journal(self, number: int, seconds: float, begins: Beginning) -> None:
+        self.has_journals = True
+        self._log_writer.on_append = self._on_append
         self.journal = CrashJournal(
             self._driver, number, self._listener, self._log_writer, self._timers, seconds, begins
         )
 
-    def on_append(self, seq: int) -> None:
+    def _on_append(self, seq: int) -> None:
         """The log is about to get entries up to this seq."""
         if self.journal is not None:
             self.journal.note(seq)

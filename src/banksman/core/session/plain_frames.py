@@ -8,6 +8,7 @@ in before that fact: `label_of`, then `count_frames`. `agent_output.py` handles 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -39,7 +40,7 @@ class FrameLabel(Struct, frozen=True):
         """Return the frames as entries of the log."""
         tag, kind, is_aside = self.tag, self.kind, self.is_aside
         if tag is None or is_aside is None:
-            return [(tag, kind, line) for line in lines]
+            return [*zip(repeat(tag), repeat(kind), lines)]
         return [(None if is_aside(line) else tag, kind, line) for line in lines]
 
 

@@ -59,6 +59,7 @@ class AppendOperation(WriterOperation):
         "seq",
         "size",
         "snapshot",
+        "weight",
     )
 
     is_quick = True
@@ -91,8 +92,9 @@ class AppendOperation(WriterOperation):
         self.blob = packed(self.entries)
         self.snapshot = snapshot
         self.size = len(self.blob) + (len(snapshot) if snapshot else 0)
-        # When the cache got it, by the monotonic clock.
+        # When the cache got it, by the monotonic clock, and its size there.
         self.kept_at = 0.0
+        self.weight = 0
         # Whether all entries are frames of the agent.
         self.is_output = is_output(self.entries)
         # No caller waits for a frame of the agent. Every other kind of event is waited for: an
@@ -294,6 +296,7 @@ class RecentChunks:
     def add(self, append: AppendOperation, now: float) -> None:
         """Cache a committed append. `now`: the monotonic time."""
         append.kept_at = now
+        append.weight = append.size + ENTRY_BYTES * len(append.entries) + CHUNK_BYTES
         # Readers need only the entries.
         append.blob = b""
         append.snapshot = None
@@ -306,18 +309,18 @@ class RecentChunks:
         else:
             self._tails.move_to_end(append.session)
         tail.append(append)
-        self._weight += _weight(append)
+        self._weight += append.weight
         if len(tail) > CHUNKS_MAX:
-            self._weight -= _weight(tail.popleft())
+            self._weight -= tail.popleft().weight
         while self._weight > self._bytes_max:
             session, oldest = next(iter(self._tails.items()))
-            self._weight -= _weight(oldest.popleft())
+            self._weight -= oldest.popleft().weight
             if not oldest:
                 del self._tails[session]
 
     def drop(self, session: str) -> None:
         """Drop a session that this host does not own, or that was deleted."""
-        self._weight -= sum(map(_weight, self._tails.pop(session, ())))
+        self._weight -= sum(append.weight for append in self._tails.pop(session, ()))
 
     def newest(
         self, session: str, after: int, limit: int, project: Project | None
@@ -371,7 +374,3 @@ class RecentChunks:
             )
             index += 1
         return events
-
-
-def _weight(append: AppendOperation) -> int:
-    return append.size + ENTRY_BYTES * len(append.entries) + CHUNK_BYTES

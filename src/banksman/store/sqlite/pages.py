@@ -93,12 +93,13 @@ def events_of(  # noqa: PLR0917  Called once per chunk and page, for every event
     project: Project | None,
 ) -> list[Event]:
     """Return at most `limit` events of a chunk, after its first `skipped` ones."""
-    return [
-        Event(session, epoch, seq, at, turn, kind, data, project)
-        for seq, (turn, kind, data) in enumerate(
-            entries[skipped : skipped + limit], first + skipped
-        )
-    ]
+    events: list[Event] = []
+    seq = first + skipped
+    # A comprehension would be one more call, and most chunks have one event.
+    for turn, kind, data in entries[skipped : skipped + limit]:
+        events.append(Event(session, epoch, seq, at, turn, kind, data, project))
+        seq += 1
+    return events
 
 
 def missing(session: str, first: int, last: int) -> StoreDamaged:
