@@ -165,12 +165,13 @@ class RequestLogger:
                 ).response()
                 await response(scope, receive, sent)
         finally:
-            milliseconds = round((time.monotonic() - began) * 1000, 1)
-            log.debug(
-                "%s %s %d in %s ms",
-                *(scope["method"], scope["path"], status, milliseconds),
-                extra={**_ids(scope), "status": status, "milliseconds": milliseconds},
-            )
+            if log.isEnabledFor(logging.DEBUG):
+                milliseconds = round((time.monotonic() - began) * 1000, 1)
+                log.debug(
+                    "%s %s %d in %s ms",
+                    *(scope["method"], scope["path"], status, milliseconds),
+                    extra={**_ids(scope), "status": status, "milliseconds": milliseconds},
+                )
 
 
 def _ids(scope: Scope) -> dict[str, Any]:

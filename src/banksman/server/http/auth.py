@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -391,6 +392,8 @@ def bearer(headers: Headers) -> str:
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
+# Nearly all requests name the same host.
+@functools.lru_cache(maxsize=64)
 def plain(name: str) -> str:
     """Normalize a host name or an address for comparison."""
     try:

@@ -180,12 +180,13 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         peer = cast("socket.socket | None", transport.get_extra_info("socket"))
-        if peer is not None and peer.family in (socket.AF_INET, socket.AF_INET6):
+        family = None if peer is None else peer.family
+        if peer is not None and family in (socket.AF_INET, socket.AF_INET6):
             # Head and body are two writes, and small data is urgent: neither may wait for the ack
             # of the previous one (Nagle's algorithm). asyncio sets this option only for sockets
             # whose protocol is TCP explicitly, and accepted sockets have protocol 0.
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        elif peer is not None and peer.family == socket.AF_UNIX:
+        elif peer is not None and family == socket.AF_UNIX:
             # If the peer cannot be identified, these values stay, and the client is refused.
             self.is_local, self.uid, self.standing = True, -1, peer_identity.PeerIdentity.UNCLEAR
             with suppress(OSError):
@@ -201,7 +202,7 @@ class Connection(HttpToolsProtocol):
             transport.set_write_buffer_limits(high=SLICE_BYTES)
         if (
             peer is not None
-            and peer.family in (socket.AF_INET, socket.AF_INET6)
+            and family in (socket.AF_INET, socket.AF_INET6)
             and sys.platform == "linux"
         ):
             milliseconds = max(1, int(self._stall_seconds * 1000))
