@@ -174,6 +174,7 @@ SESSION = ClassSpec(
             "the ask is withdrawn, or interrupted if it runs. This method does not wait for that.",
         ),
         *acts("interrupt", "move", "reorder", "edit", "withdraw", "hold", "follow"),
+        *acts("begin_hold", "wait_hold", "end_hold"),
         *reads("questions", "open_questions"),
         *acts("answer", "set_model", "set_permission_mode", "share"),
         *reads("turn", "status", "look", "head", "page", "last_frames", "page_before", "stderr"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -464,3 +465,76 @@ async def test_hold_is_refused_when_session_closes(tmp_path: Path) -> None:
         with pytest.raises(Refused):
             await hold()
         await case.outcome(first)
+
+
+async def test_begun_hold_has_the_asks_that_name_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        running = await case.running("running")
+        hold = await case.session.begin_hold(caller="ann")
+        (waiting,) = case.session.status().holds
+        assert (waiting.hold, waiting.caller, waiting.at) == (hold, "ann", None)
+        outsider = await case.ask("outsider")
+        # An ask may come before the grant, and waits with its hold.
+        early = await case.ask("early", hold=hold)
+        await running.interrupt()
+        await case.session.wait_hold(hold)
+        (granted,) = case.session.status().holds
+        assert case.session.status().hold == granted.hold == hold
+        assert granted.at is not None
+        assert (await case.outcome(early)).text == "early"
+        assert (await case.answer("late", hold=hold)).text == "late"
+        assert outsider.state == "queued"
+        await case.session.end_hold(hold, caller="bob")
+        assert (await case.outcome(outsider)).text == "outsider"
+        events = await case.events()
+        assert bodies(events, kinds.HOLD_GRANTED) == [{"hold": hold, "priority": NORMAL, "caller": "ann"}]
+        assert bodies(events, kinds.HOLD_ENDED) == [{"hold": hold, "by": "released", "caller": "bob"}]
+        assert prompts(case)[1:] == ["early", "late", "outsider"]
+
+
+async def test_hold_that_is_over_is_not_found(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"hold_idle_seconds": 0.05}) as case:
+        hold = await case.session.begin_hold()
+        outsider = await case.ask("outsider")
+        assert (await case.outcome(outsider)).text == "outsider"
+        with pytest.raises(NotFound, match="no hold"):
+            await case.ask("late", hold=hold)
+        with pytest.raises(NotFound, match="no hold"):
+            await case.session.wait_hold(hold)
+        with pytest.raises(NotFound, match="no hold"):
+            await case.session.end_hold(hold)
+        assert bodies(await case.events(), kinds.HOLD_ENDED) == [{"hold": hold, "by": "idle"}]
+
+
+async def test_hold_preempted_by_a_hold_is_granted_again(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        async with case.session.hold(caller="ann"):
+            first = case.session.status().hold
+            urgent = await case.session.begin_hold(INTERACTIVE)
+            assert [each.hold for each in case.session.status().holds] == [urgent, first]
+            assert case.session.status().holds[1].at is None
+            await case.session.end_hold(urgent)
+            assert case.session.status().hold == first
+        told = [(e.kind, json.loads(e.data)["hold"]) for e in await case.events() if e.kind.startswith("hold.")]
+        ended = [body["by"] for body in bodies(await case.events(), kinds.HOLD_ENDED)]
+        assert [hold for _, hold in told] == [first, first, urgent, urgent, first, first]
+        assert ended == ["preempted", "released", "released"]
+
+
+async def test_hold_ended_by_another_caller_fails_the_one_who_waits_for_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        await case.running("running")
+        hold = await case.session.begin_hold()
+        waiting = asyncio.ensure_future(case.session.wait_hold(hold))
+        await asyncio.sleep(0)
+        await case.session.end_hold(hold)
+        with pytest.raises(Refused, match="before it was granted"):
+            await waiting
+
+
+async def test_begun_hold_is_refused_where_the_queue_is_full(tmp_path: Path) -> None:
+    async with opened(tmp_path, options={"queue_max": 1}) as case:
+        await case.running("running")
+        await case.session.begin_hold()
+        with pytest.raises(QueueFull, match="holds are waiting"):
+            await case.session.begin_hold()

@@ -26,6 +26,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "answer": "Answer a question of the agent.",
         "interrupt": "Interrupt a turn.",
         "edit": "Change the prompt or the priority of a waiting ask.",
+        "hold": "Reserve a session for several asks in a row.",
         "close": "Close a session.",
         "share": "Share a session with other callers of the server.",
         "unshare": "Share a session with some callers no longer.",

@@ -62,6 +62,11 @@ def _action(kind: str, body: dict[str, Any]) -> tuple[str | None, str, str] | No
             return caller, "edited", "" if body["prompt"] is None else _text(body["prompt"])
         case "queue.changed":
             return caller, "moved", f"before {body['before']}" if body["before"] else "to the head"
+        case "hold.granted":
+            return caller, "held", body["hold"]
+        case "hold.ended":
+            by = None if body["by"] == "released" else body["by"]
+            return caller or by, "released", body["hold"]
         case "turn.interrupted" if body["cause"] == "interrupt":
             return caller, "interrupted", ""
         case "turn.interrupted" if body["cause"] == "preempt":

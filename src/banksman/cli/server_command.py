@@ -209,6 +209,8 @@ def body_of(arguments: argparse.Namespace) -> dict[str, Any]:
         body["priority"] = priority_in(arguments)
     if getattr(arguments, "on_busy", None) is not None:
         body["on_busy"] = arguments.on_busy
+    if getattr(arguments, "hold", None) is not None:
+        body["hold"] = arguments.hold
     if arguments.deadline is not None:
         body["deadline"] = arguments.deadline
     if arguments.caller is not None:

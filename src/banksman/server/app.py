@@ -30,6 +30,7 @@ from banksman.server.api import (
     admin_routes,
     command_routes,
     event_routes,
+    hold_routes,
     host_routes,
     session_routes,
     turn_routes,
@@ -47,6 +48,7 @@ log = logging.getLogger("banksman.serve")
 ROUTES: tuple[Route, ...] = (
     *session_routes.ROUTES,
     *turn_routes.ROUTES,
+    *hold_routes.ROUTES,
     *event_routes.ROUTES,
     *command_routes.ROUTES,
     *host_routes.ROUTES,

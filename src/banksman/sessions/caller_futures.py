@@ -119,6 +119,10 @@ class CallerFutures(OutcomeListener):
         taken = self._changing[change] = self.loop.create_future()
         return taken
 
+    def hold(self, hold: str) -> asyncio.Future[None] | None:
+        """Return the future of the grant of a hold; None if the hold is over."""
+        return self._granting.get(hold)
+
     def has_hold(self, hold: str | None) -> bool:
         return hold in self._granting
 
@@ -352,6 +356,8 @@ async def held(
     priority: int,
     tell: Callable[[HoldAsked | HoldReleased], None],
     raise_if_failed: Callable[[asyncio.Future[None]], None],
+    *,
+    caller: str | None = None,
 ) -> AsyncGenerator[None]:
     """Enter a hold. See `Session.hold`.
 
@@ -367,7 +373,7 @@ async def held(
     granted = futures.expect_hold(id)
     token = _holds.set({**holds, session: id})
     try:
-        tell(HoldAsked(now(), id, priority))
+        tell(HoldAsked(now(), id, priority, caller))
         raise_if_failed(granted)
         await asyncio.shield(granted)
         yield
@@ -376,7 +382,7 @@ async def held(
         raise
     finally:
         futures.forget_hold(id)
-        tell(HoldReleased(now(), id))
+        tell(HoldReleased(now(), id, caller))
         # The generator may be closed in another context than it was entered in (a fixture, a
         # generator that the loop closes). There the token is not valid and nothing needs to be
         # restored.

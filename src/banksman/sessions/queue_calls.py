@@ -6,6 +6,7 @@ Each call becomes a fact for the driver. The rules are in `core/session/ask_edit
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -13,11 +14,11 @@ from contextlib import asynccontextmanager
 from banksman.core.redaction.redactor import Redactor
 from banksman.core.session import ask_queue
 from banksman.core.session.ask_queue import NORMAL
-from banksman.core.session.facts import AskEdited, AskMoved
+from banksman.core.session.facts import AskEdited, AskMoved, HoldAsked, HoldReleased
 from banksman.errors import NotFound, UsageError
 from banksman.sessions.arguments import check_caller, check_no_secret
 from banksman.sessions.ask_arguments import AskChecks, priority_of
-from banksman.sessions.caller_futures import held
+from banksman.sessions.caller_futures import held, ignore
 from banksman.sessions.session_lifecycle import SessionLifecycle
 from banksman.sessions.status import find_turn
 from banksman.sessions.turn import Prompt, Turn
@@ -103,18 +104,66 @@ class QueueCalls(SessionLifecycle):
         return frozenset(ask.caller for ask in found.asks if not is_queued or ask.id == turn)
 
     @asynccontextmanager
-    async def hold(self, priority: int | str = NORMAL) -> AsyncGenerator[None]:
+    async def hold(
+        self, priority: int | str = NORMAL, *, caller: str | None = None
+    ) -> AsyncGenerator[None]:
         """Reserve the session for several asks in a row. Other asks of this class or below wait.
 
         The hold may be re-entered. Entering waits for the grant. Cancelling the wait gives the hold
         up. `Refused` is raised if the session closes first. A hold ends after `hold_idle_seconds`
-        without an ask, and with the session. Asks after that are plain asks.
+        without an ask, and with the session. Asks after that are plain asks. `caller`: the person
+        or program that holds, for the log and the status.
         """
+        self._check_caller(caller)
         owned = await self._own()
+        wanted = priority_of(priority)
         async with held(
-            self.id, owned.futures, priority_of(priority), self._tell, self._raise_if_failed
+            *(self.id, owned.futures, wanted, self._tell, self._raise_if_failed), caller=caller
         ):
             yield
+
+    async def begin_hold(self, priority: int | str = NORMAL, *, caller: str | None = None) -> str:
+        """Ask for a hold, and return its id without waiting for the grant.
+
+        For a holder that is no task of this program. Its asks name the hold (`ask(hold=…)`). They
+        may come before the grant, and wait with the hold. Ends like `hold`, or by `end_hold`.
+        """
+        self._check_caller(caller)
+        number = priority_of(priority)
+        owned = await self._own()
+        id = f"h-{os.urandom(8).hex()}"
+        granted = owned.futures.expect_hold(id)
+        ignore(granted)
+        self._tell(HoldAsked(self._now(), id, number, caller))
+        self._raise_if_failed(granted)
+        if granted.done():
+            granted.result()  # Raises if the hold is refused.
+        return id
+
+    async def wait_hold(self, hold: str) -> None:
+        """Wait until a hold is granted. Raises `NotFound` if it is over, `Refused` if it ends."""
+        granted = (await self._own()).futures.hold(hold)
+        if granted is None:
+            raise no_hold(hold)
+        await asyncio.shield(granted)
+
+    async def end_hold(self, hold: str, *, caller: str | None = None) -> None:
+        """Release a hold, also a waiting one and one of another holder. `NotFound`: it is over.
+
+        Its waiting asks keep their places. `caller`: the person or program that releases it.
+        """
+        self._check_caller(caller)
+        owned = await self._own()
+        if not owned.futures.has_hold(hold):
+            raise no_hold(hold)
+        self._tell(HoldReleased(self._now(), hold, caller))
+        owned.futures.end_hold(hold, None)
+
+
+def no_hold(hold: str) -> NotFound:
+    """Return the error for a hold that is over."""
+    hint = "begin another hold; a hold ends when it is released, idle for long, or its host ends"
+    return NotFound(f"there is no hold {hold!r:.100} in this session", hint=hint, hold=hold)
 
 
 def id_of(turn: Turn | str) -> str:

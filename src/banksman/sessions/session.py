@@ -51,7 +51,7 @@ from banksman.sessions.questions import (
     checked,
     find_answer,
 )
-from banksman.sessions.queue_calls import QueueCalls, id_of
+from banksman.sessions.queue_calls import QueueCalls, id_of, no_hold
 from banksman.sessions.readable_session import SessionParts
 from banksman.sessions.recovery import load
 from banksman.sessions.session_lifecycle import Claim
@@ -119,6 +119,7 @@ class Session(QueueCalls):
         deadline: float | None = None,
         caller: str | None = None,
         trace: str | None = None,
+        hold: str | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
 
@@ -137,6 +138,8 @@ class Session(QueueCalls):
         `caller`: the person or program that wants the turn; its usage is counted under this name.
         `trace`: the W3C `traceparent` of the trace that the turn belongs to. The log keeps it. If a
         process is started for this turn, it has the turn's own one in the variable `TRACEPARENT`.
+        `hold`: the id of the hold that the ask belongs to, as `begin_hold` returned it. Raises
+        `NotFound` if that is over. Inside of `async with session.hold()` an ask belongs to that.
         """
         if isinstance(key, str):
             # The log stores the redacted key, and a redacted key would not match the next ask.
@@ -153,7 +156,7 @@ class Session(QueueCalls):
             key=key,
             schema=schema,
             rules=rules,
-            hold=current_hold(self.id),
+            hold=current_hold(self.id) if hold is None else hold,
             deadline=deadline,
             wall=time.time(),
             caller=caller,
@@ -167,6 +170,8 @@ class Session(QueueCalls):
             known = owned.futures.find_turn(Turn(self, stored.turn, stored.after), stored.outcome)
             owned.keys.remember(key, known)
         elif known is None:
+            if hold is not None and not owned.futures.has_hold(hold):
+                raise no_hold(hold)
             turn = Turn(self, ask.id, owned.driver.state.head)
             known = turn, owned.futures.expect_turn(turn)
             owned.keys.remember(key, known)

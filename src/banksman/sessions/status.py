@@ -24,7 +24,14 @@ from banksman.core.session.state import Mode, ProcessPhase, Session, Store
 from banksman.core.session.turn import Turn, TurnPhase
 from banksman.sessions.containment import ContainmentStatus, containment_of
 from banksman.sessions.driver import Driver
-from banksman.sessions.turn_status import WaitingAsk, holding, preview, waiting_asks
+from banksman.sessions.turn_status import (
+    HoldStatus,
+    WaitingAsk,
+    holding,
+    holds,
+    preview,
+    waiting_asks,
+)
 from banksman.store.log_values import KnownSession, Owner
 
 # An agent that is silent for this long, without a known reason to wait, is shown as stuck.
@@ -99,6 +106,7 @@ class Status:
     `holder`: the granted turn, or the turn that the agent started without an ask. `holder_prompt`:
     the beginning of its prompt. `holder_caller`: the person or program that asked for it.
     `holder_since`: the wall clock time of the grant; None if unknown. `hold`: the granted hold.
+    `holds`: that one and the waiting ones; empty if this host does not own the session.
     `waits_for_place`: a process is due, and other sessions occupy all slots for processes or for
     starts. `requests`: requests that the agent has not answered.
 
@@ -148,6 +156,7 @@ class Status:
     budget: tuple[CapUse, ...] = ()
     fallback: tuple[AgentStatus, ...] = ()
     containment: ContainmentStatus | None = None
+    holds: tuple[HoldStatus, ...] = ()
 
 
 def find_turn(state: Session, id: str) -> Turn | None:
@@ -293,6 +302,7 @@ def from_driver(
         ),
         **holding(state, wall, now, preview),
         hold=None if state.hold is None else state.hold.id,
+        holds=holds(state, wall, now),
         queue=waiting_asks(state, wall, now, preview),
         clocks=tuple(
             ClockStatus(

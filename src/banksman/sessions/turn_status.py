@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from banksman.core.dialects.dialect import Prompt
+from banksman.core.session.ask_queue import Hold
 from banksman.core.session.state import Session
 from banksman.core.session.turn import Turn
 from banksman.core.session.turn_usage import caller_of
@@ -38,6 +39,20 @@ class WaitingAsk:
     prompt: str = ""
     at: float | None = None
     caller: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldStatus:
+    """A hold of the session: the granted one, or one that waits in the queue.
+
+    `caller`: the person or program that holds; None if it has no name. `at`: the wall clock time of
+    the grant; None if the hold waits.
+    """
+
+    hold: str
+    priority: int
+    caller: str | None
+    at: float | None
 
 
 def preview(prompt: Prompt, *, redact: Callable[[str], str] | None = None) -> str:
@@ -80,6 +95,21 @@ def holding(
         "holder_caller": caller_of(turn),
         "holder_since": wall - (now - since) if wall is not None and since else None,
     }
+
+
+def holds(state: Session, wall: float, now: float) -> tuple[HoldStatus, ...]:
+    """Return the holds: the granted one first, then the waiting ones. See `holding`."""
+    found = (state.hold, *(each for each in state.queue if isinstance(each, Hold)))
+    return tuple(
+        HoldStatus(
+            hold=each.id,
+            priority=each.priority,
+            caller=each.caller,
+            at=None if each.granted_at is None else wall - (now - each.granted_at),
+        )
+        for each in found
+        if each is not None
+    )
 
 
 def waiting_asks(

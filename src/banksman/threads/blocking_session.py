@@ -132,6 +132,7 @@ class Session(BlockingSession):
         deadline: float | None = None,
         caller: str | None = None,
         trace: str | None = None,
+        hold: str | None = None,
         timeout: float | None = None,
     ) -> Turn:
         """Ask for one turn. Returns when the log has the ask; raises if it is not accepted.
@@ -151,6 +152,8 @@ class Session(BlockingSession):
         `caller`: the person or program that wants the turn; its usage is counted under this name.
         `trace`: the W3C `traceparent` of the trace that the turn belongs to. The log keeps it. If a
         process is started for this turn, it has the turn's own one in the variable `TRACEPARENT`.
+        `hold`: the id of the hold that the ask belongs to, as `begin_hold` returned it. Raises
+        `NotFound` if that is over. Inside of `async with session.hold()` an ask belongs to that.
 
         Withdraws the ask on Ctrl-C, or if it is not accepted within `timeout` seconds.
         """
@@ -168,6 +171,7 @@ class Session(BlockingSession):
                     deadline=deadline,
                     caller=caller,
                     trace=trace,
+                    hold=hold,
                 ),
                 timeout=timeout,
                 undo=self._inner.let_go,
@@ -187,6 +191,7 @@ class Session(BlockingSession):
         deadline: float | None = None,
         caller: str | None = None,
         trace: str | None = None,
+        hold: str | None = None,
         timeout: float | None = None,
     ) -> Outcome:
         """Ask for one turn, and wait for its outcome. The parameters are those of `ask`.
@@ -207,6 +212,7 @@ class Session(BlockingSession):
                     deadline=deadline,
                     caller=caller,
                     trace=trace,
+                    hold=hold,
                 )
             ),
             timeout=timeout,
@@ -267,14 +273,17 @@ class Session(BlockingSession):
         """
         self._bridge.look(lambda: self._inner.withdraw(behind(turn)), CallPolicy.ACTS)
 
-    def hold(self, priority: int | str = NORMAL) -> AbstractContextManager[None]:
+    def hold(
+        self, priority: int | str = NORMAL, *, caller: str | None = None
+    ) -> AbstractContextManager[None]:
         """Reserve the session for several asks in a row. Other asks of this class or below wait.
 
         The hold may be re-entered. Entering waits for the grant. Cancelling the wait gives the hold
         up. `Refused` is raised if the session closes first. A hold ends after `hold_idle_seconds`
-        without an ask, and with the session. Asks after that are plain asks.
+        without an ask, and with the session. Asks after that are plain asks. `caller`: the person
+        or program that holds, for the log and the status.
         """
-        return BlockingHold(self._bridge, self._inner.hold(priority))
+        return BlockingHold(self._bridge, self._inner.hold(priority, caller=caller))
 
     def follow(self, after: str | int | None = None) -> Reader[Event]:
         """Yield every event after a cursor, then each new event, until the session is closed.
@@ -285,6 +294,25 @@ class Session(BlockingSession):
         A new call then raises `StoreError`.
         """
         return Reader(self._bridge, self._inner.follow(after))
+
+    def begin_hold(self, priority: int | str = NORMAL, *, caller: str | None = None) -> str:
+        """Ask for a hold, and return its id without waiting for the grant.
+
+        For a holder that is no task of this program. Its asks name the hold (`ask(hold=…)`). They
+        may come before the grant, and wait with the hold. Ends like `hold`, or by `end_hold`.
+        """
+        return self._bridge.call(lambda: self._inner.begin_hold(priority, caller=caller))
+
+    def wait_hold(self, hold: str) -> None:
+        """Wait until a hold is granted. Raises `NotFound` if it is over, `Refused` if it ends."""
+        self._bridge.call(lambda: self._inner.wait_hold(hold))
+
+    def end_hold(self, hold: str, *, caller: str | None = None) -> None:
+        """Release a hold, also a waiting one and one of another holder. `NotFound`: it is over.
+
+        Its waiting asks keep their places. `caller`: the person or program that releases it.
+        """
+        self._bridge.call(lambda: self._inner.end_hold(hold, caller=caller))
 
     def questions(self) -> list[Question]:
         """Return the open questions of an owned session."""

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -64,6 +65,14 @@ def wait_line(stream: IO[str] | None, word: str) -> str:
         if word in line:
             return line
     raise AssertionError(f"{word!r} never came")
+
+
+def wait_holds(served: Served, session: str, count: int) -> None:
+    """Wait until the session has this many holds. The log has no event of one that waits."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while len(served.get(f"/v1/sessions/{session}")["holds"]) != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def objects(text: str) -> list[Any]:
@@ -191,6 +200,41 @@ def test_cli_edit_changes_the_waiting_prompt(served: Served) -> None:
     assert run(served, "interrupt", session).returncode == 0
     assert served.outcome(session, waiting)["text"] == "better"
     assert run(served, "edit", session, waiting, "late").returncode == 4
+
+
+def test_cli_hold_reserves_the_session_until_its_release(served: Served) -> None:
+    session = served.open(name="holds")
+    hold = run(served, "hold", "holds", "--caller", "ann").stdout.strip()
+    waiting = run(served, "ask", "holds", "outsider", "--no-wait").stdout.strip()
+    assert run(served, "ask", "holds", "mine", "--hold", hold).stdout == "mine\n"
+    assert f"holder    hold {hold} of ann, priority 10, since " in run(served, "why", "holds").stdout
+    (shown,) = (row for row in run(served, "ps").stdout.splitlines() if " holds " in row)
+    assert f" {hold} " in shown
+    assert " ann " in shown
+    second = objects(run(served, "hold", session, "--no-wait", "--format", "json").stdout)[0]
+    assert second["at"] is None
+    assert f"hold {second['hold']}, priority 10, waits in the queue" in run(served, "why", session).stdout
+    assert run(served, "hold", session, "--release", second["hold"], "-q").stdout == ""
+    assert run(served, "hold", session, "--release", hold).stdout == f"released {hold}\n"
+    assert served.outcome(session, waiting)["text"] == "outsider"
+    assert run(served, "hold", session, "--release", hold).returncode == 4
+    assert run(served, "hold", session, "--release", hold, "--no-wait").returncode == 2
+
+
+@pytest.mark.thorough
+def test_cli_hold_waits_and_ctrl_c_withdraws_it(served: Served) -> None:
+    session = served.open(name="waits")
+    hold = run(served, "hold", "waits").stdout.strip()
+    with begin(served, "hold", "waits") as waiting:
+        wait_holds(served, session, 2)
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(SECONDS_MAX) == 130
+    assert [each["hold"] for each in served.get(f"/v1/sessions/{session}")["holds"]] == [hold]
+    with begin(served, "hold", "waits") as waiting:
+        wait_holds(served, session, 2)
+        assert run(served, "hold", "waits", "--release", hold).returncode == 0
+        granted, _ = waiting.communicate(timeout=SECONDS_MAX)
+    assert [each["hold"] for each in served.get(f"/v1/sessions/{session}")["holds"]] == [granted.strip()]
 
 
 def test_cli_interrupt_stops_the_running_and_withdraws_a_waiting_turn(served: Served) -> None:

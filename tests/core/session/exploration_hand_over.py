@@ -83,7 +83,7 @@ def _check_quiet(session: Session, effects: list[Effect]) -> None:
                 pass
             case Append(entries=entries):
                 logged = {kind for _, kind, _ in entries}
-                usual = _KINDS if _is_capped(session) else {kinds.TURN_REQUEUED}
+                usual = {kinds.HOLD_ENDED, *(_KINDS if _is_capped(session) else {kinds.TURN_REQUEUED})}
                 check(logged <= usual, "G9", f"a hand-over logs {logged}")
             case AskHuman() if _is_capped(session):
                 pass

@@ -60,6 +60,7 @@ def parser() -> ServerParser:
     flags.add_argument(
         "--key", metavar="KEY", help="idempotency key: an ask with the same key is the same turn"
     )
+    flags.add_argument("--hold", metavar="ID", help="hold that the ask belongs to: see `hold`")
     add_deadline(flags)
     add_caller(flags)
     flags.add_argument(

@@ -153,8 +153,8 @@ def _cells(session: Shown) -> dict[str, str]:
         "id": session["id"],
         "agent": session["agent"],
         "host": session.get("host"),
-        "holder": session["holder"],
-        "by": session.get("holder_caller"),
+        "holder": session["holder"] or session["hold"],
+        "by": session.get("holder_caller") or _hold_caller(session),
         "queue": len(session["queue"]),
         "questions": len(session["questions"]),
         "limit": limit_in_words(session, time.time()) or budget_in_words(session),
@@ -165,6 +165,12 @@ def _cells(session: Shown) -> dict[str, str]:
         name: "-" if value is None or value == "" else as_line(value)
         for name, value in said.items()
     }
+
+
+def _hold_caller(session: Shown) -> str | None:
+    """Return who holds the session; a turn of another caller may run in it meanwhile."""
+    holds = session.get("holds") or ()
+    return holds[0]["caller"] if session["hold"] and holds and not session["holder"] else None
 
 
 def _ago(at: float | None) -> str | None:

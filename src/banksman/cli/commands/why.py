@@ -164,16 +164,26 @@ def _cgroup(group: Shown) -> str:
 
 
 def _holder(found: Shown) -> Iterator[str]:
-    caller, since = found.get("holder_caller"), found.get("holder_since")
-    by = "" if caller is None else f", asked by {caller}"
-    at = "" if since is None else f", since {time.strftime('%H:%M:%S', time.localtime(since))}"
-    yield (
-        f"{found['holder']}{by}{at}"
-        if found["holder"]
-        else (f"hold {found['hold']}" if found["hold"] else "none")
-    )
-    if found["holder"] and found.get("holder_prompt"):
-        yield _cut(found["holder_prompt"], PROMPT_CHARACTERS_MAX)
+    if found["holder"]:
+        caller = found.get("holder_caller")
+        by = "" if caller is None else f", asked by {caller}"
+        yield f"{found['holder']}{by}{_since(found.get('holder_since'))}"
+        if found.get("holder_prompt"):
+            yield _cut(found["holder_prompt"], PROMPT_CHARACTERS_MAX)
+    # A server of an earlier version tells only the id.
+    holds: list[Shown] = found.get("holds") or []
+    if not holds and found["hold"]:
+        yield f"hold {found['hold']}"
+    for hold in holds:
+        by = "" if hold["caller"] is None else f" of {hold['caller']}"
+        at = ", waits in the queue" if hold["at"] is None else _since(hold["at"])
+        yield f"hold {hold['hold']}{by}, priority {hold['priority']}{at}"
+    if not found["holder"] and not found["hold"] and not holds:
+        yield "none"
+
+
+def _since(at: float | None) -> str:
+    return "" if at is None else f", since {time.strftime('%H:%M:%S', time.localtime(at))}"
 
 
 def _agent(agent: Shown, serving: str) -> str:

@@ -172,10 +172,12 @@ class OwnerProxy:
             return await self._wait_turn(call, route, session)
         if is_here(session):
             return await route.handle(call)
+        # The wait for a hold ends with its owner: the next one does not have the hold.
+        seconds = READ_SECONDS_MAX + min(getattr(call.query, "wait", 0.0), WAIT_SECONDS_MAX)
         # A keyed request may stay unknown: the retry sends the same key, and the log knows whether
         # it was accepted.
         answer = (
-            await self.ask(session.id, _request(call, session), READ_SECONDS_MAX)
+            await self.ask(session.id, _request(call, session), seconds)
             if has_owner(session)
             else None
         )

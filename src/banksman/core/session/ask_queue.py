@@ -34,12 +34,15 @@ OWN_PRIORITY = BACKGROUND
 class Hold(Struct, frozen=True):
     """Exclusive use of the session for several asks.
 
-    While the hold is granted, no ask of its class or below comes between its asks.
+    While the hold is granted, no ask of its class or below comes between its asks. `caller`: the
+    person or program that holds. `granted_at`: None while it waits.
     """
 
     id: str
     priority: int
     at: float
+    caller: str | None = None
+    granted_at: float | None = None
 
 
 # A hold waits in the queue among the turns, because it needs the session too.

@@ -390,11 +390,11 @@ def hold(work: Transition, hold: Hold) -> None:
         work.set(queue=ask_queue.enqueue(work.state.queue, hold))
 
 
-def release(work: Transition, id: str) -> None:
+def release(work: Transition, id: str, caller: str | None) -> None:
     """End a granted hold, or remove a waiting one from the queue."""
     if work.state.hold is not None and work.state.hold.id == id:
         work.cancel_timer(Timer.HOLD, f"{id}#{work.state.hold_asks}")
-        work.set(hold=None)
+        work.end_hold("released", caller=caller)
     else:
         work.set(queue=tuple(w for w in work.state.queue if not isinstance(w, Hold) or w.id != id))
 

@@ -30,6 +30,9 @@ TURN_INTERRUPTED = "turn.interrupted"
 TURN_REQUEUED = "turn.requeued"
 TURN_ENDED = "turn.ended"
 QUEUE_CHANGED = "queue.changed"
+# the session is reserved for the asks of one holder, and is free again: `by` says why
+HOLD_GRANTED = "hold.granted"
+HOLD_ENDED = "hold.ended"
 # a queued ask has another prompt or another class; null: as before
 TURN_EDITED = "turn.edited"
 PROCESS_STARTED = "process.started"

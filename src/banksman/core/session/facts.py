@@ -119,13 +119,15 @@ class HoldAsked(Struct, frozen=True):
     at: float
     hold: str
     priority: int
+    caller: str | None = None
 
 
 class HoldReleased(Struct, frozen=True):
-    """The holder released its hold, or gave up waiting for it."""
+    """The holder released its hold, or gave up waiting for it. `caller`: the one that released."""
 
     at: float
     hold: str
+    caller: str | None = None
 
 
 class QuestionAnswered(Struct, frozen=True):

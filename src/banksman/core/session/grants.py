@@ -185,8 +185,12 @@ def _grant(work: Transition) -> None:
                     # A more urgent hold preempts this one, which becomes the next of its class
                     # again.
                     work.cancel_timer(Timer.HOLD, f"{state.hold.id}#{state.hold_asks}")
-                    work.set(queue=ask_queue.requeue(work.state.queue, state.hold))
-                work.set(hold=chosen)
+                    again = replace(state.hold, granted_at=None)
+                    work.set(queue=ask_queue.requeue(work.state.queue, again))
+                    work.end_hold("preempted")
+                work.set(hold=replace(chosen, granted_at=work.at))
+                told = {"hold": chosen.id, "priority": chosen.priority}
+                work.log(None, kinds.HOLD_GRANTED, **told, **kinds.named(chosen.caller))
                 work.do(GrantHold(chosen.id))
                 work.watch_hold()
             case Turn() if fallback.is_lost(state, chosen):

@@ -296,7 +296,7 @@ def encode(past: SessionHistory) -> bytes:
     """Encode a history as a snapshot."""
     session = past.session
     assert session.committed == session.head
-    # A hold lives in its holder's process and is never logged.
+    # A hold lives in its holder's process, and no host restores it.
     assert not any(isinstance(waiting, Hold) for waiting in session.queue)
     queue = tuple(waiting for waiting in session.queue if isinstance(waiting, Turn))
     saved = _Saved(

@@ -159,11 +159,12 @@ def _end_holds(work: Transition) -> None:
     """End all holds: their holders are callers of this host."""
     if work.state.hold is not None:
         work.do(EndHold(work.state.hold.id))
+        work.end_hold("shutdown")
     for waiting in work.state.queue:
         if isinstance(waiting, Hold):
             work.do(EndHold(waiting.id, not_open(work.state)))
     turns = tuple(waiting for waiting in work.state.queue if isinstance(waiting, Turn))
-    work.set(hold=None, queue=turns)
+    work.set(queue=turns)
 
 
 def _refuse_queue(work: Transition) -> None:

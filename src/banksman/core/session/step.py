@@ -185,10 +185,10 @@ def _from_caller(work: Transition, fact: CallerFact) -> None:
             asks.move(work, fact)
         case AskEdited():
             ask_edit.edit(work, fact)
-        case HoldAsked(hold=hold, priority=priority):
-            asks.hold(work, Hold(hold, priority, fact.at))
-        case HoldReleased(hold=hold):
-            asks.release(work, hold)
+        case HoldAsked(hold=hold, priority=priority, caller=caller):
+            asks.hold(work, Hold(hold, priority, fact.at, caller))
+        case HoldReleased(hold=hold, caller=caller):
+            asks.release(work, hold, caller)
         case QuestionAnswered():
             asks.answer(work, fact)
         case CallbackAnswered():

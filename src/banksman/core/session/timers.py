@@ -160,7 +160,7 @@ def _on_hold_idle(work: Transition, subject: str) -> None:
     if _is_in_use(state, hold):
         work.watch_hold()
         return
-    work.set(hold=None)
+    work.end_hold("idle")
     work.do(EndHold(hold.id))
 
 

@@ -308,6 +308,13 @@ class Transition:
         self.set(hold_asks=count)
         self.start_timer(self.state.config.hold_idle_seconds, Timer.HOLD, f"{hold.id}#{count}")
 
+    def end_hold(self, by: str, *, caller: str | None = None) -> None:
+        """Log the end of the granted hold, and let the other asks pass. `caller`: its releaser."""
+        hold = self.state.hold
+        assert hold is not None
+        self.log(None, kinds.HOLD_ENDED, hold=hold.id, by=by, **kinds.named(caller))
+        self.set(hold=None)
+
     @property
     def is_open(self) -> bool:
         """Whether the session accepts new asks."""

@@ -21,6 +21,7 @@ from banksman.server.api.messages.session_messages import session_id
 from banksman.server.problems import Problem, away
 from banksman.sessions.ask_arguments import priority_of
 from banksman.sessions.session import Session
+from banksman.sessions.status import Status
 
 log = logging.getLogger("banksman.serve")
 
@@ -153,6 +154,18 @@ async def check_interrupting_ask(caller: Caller, session: Session) -> None:
     if caller.role not in OPERATORS:
         for turn in await session.running_turns():
             await check_interrupt(caller, session, turn)
+
+
+def check_hold(caller: Caller, status: Status, hold: str, owner: str | None = None) -> None:
+    """Raise 403 if the hold belongs to another caller. `owner`: a further caller that may.
+
+    A hold that is over belongs to no caller: the session answers that it is over.
+    """
+    if caller.role in OPERATORS or (owner is not None and caller.name == owner):
+        return
+    found = next((each for each in status.holds if each.hold == hold), None)
+    if found is not None and found.caller != caller.name:
+        raise forbidden(caller, "use the hold of another caller", _only([found.caller]))
 
 
 def _check_asks(caller: Caller, callers: Collection[str | None] | None, action: str) -> None:

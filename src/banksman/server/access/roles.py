@@ -36,6 +36,7 @@ class Action(enum.Enum):
     READ = "read a session: status, events, turns, questions, stderr"
     OPEN = "open a session"
     ASK = "ask"
+    HOLD = "hold the queue"
     ANSWER = "answer a question"
     INTERRUPT = "interrupt a turn"
     STEER = "reorder, rename, share, close, delete"
@@ -60,6 +61,7 @@ RIGHTS = {
         **_READS,
         Action.OPEN: Relation.OWN,
         Action.ASK: Relation.SHARED,
+        Action.HOLD: Relation.SHARED,
         Action.INTERRUPT: Relation.SHARED,
         Action.STEER: Relation.OWN,
     },
@@ -149,4 +151,6 @@ def table() -> str:
 
 
 def _names_session(action: Action) -> bool:
-    return action in (Action.READ, Action.ASK, Action.ANSWER, Action.INTERRUPT, Action.STEER)
+    return action in (
+        *(Action.READ, Action.ASK, Action.HOLD, Action.ANSWER, Action.INTERRUPT, Action.STEER),
+    )

@@ -172,6 +172,7 @@ _GROUPS = {
     "admin_routes": "operation",
     "command_routes": "commands",
     "event_routes": "events",
+    "hold_routes": "holds",
     "host_routes": "hosts",
     "session_routes": "sessions",
     "turn_routes": "turns",
@@ -181,6 +182,7 @@ _TAGS = {
         "Conversations with an agent. A session outlives the agent's process and the server."
     ),
     "turns": "Asks and their outcomes. One turn of a session runs at a time.",
+    "holds": "Reservations of a session for several asks of one caller.",
     "questions": "Questions of agents: permissions and input.",
     "events": "The event log of sessions, as pages and as streams.",
     "commands": "Programs that run in the background of the server.",
@@ -192,6 +194,7 @@ _TAGS = {
 _SUBJECTS = (
     ("/v1/sessions/", "id", "Id or name of a session."),
     ("/v1/sessions/", "turn", "Id of a turn."),
+    ("/v1/sessions/", "hold", "Id of a hold."),
     ("/v1/sessions/", "question", "Id of a question."),
     ("/v1/commands/", "id", "Id of a command."),
     ("/v1/hosts/", "id", "Id or name of a host."),

@@ -339,6 +339,7 @@ def shown(status: Status, session: sessions.Session, proxy: OwnerProxy | None) -
         holder_caller=status.holder_caller,
         holder_since=status.holder_since,
         hold=status.hold,
+        holds=[turn_routes.hold(each) for each in status.holds],
         queue=[turn_routes.waiting(each) for each in status.queue],
         questions=list(status.questions),
         conversation=status.conversation,

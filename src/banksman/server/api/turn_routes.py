@@ -17,7 +17,7 @@ from banksman.sessions import traces
 from banksman.sessions.questions import Question
 from banksman.sessions.session import Session
 from banksman.sessions.turn import Turn
-from banksman.sessions.turn_status import WaitingAsk
+from banksman.sessions.turn_status import HoldStatus, WaitingAsk
 
 
 async def ask(call: RouteCall) -> HttpAnswer:
@@ -32,6 +32,8 @@ async def ask(call: RouteCall) -> HttpAnswer:
     async def do() -> HttpAnswer:
         if body.on_busy == "interrupt":
             await authorization.check_interrupting_ask(call.caller, session)
+        if body.hold is not None:
+            authorization.check_hold(call.caller, session.status(), body.hold)
         turn = await session.ask(
             body.prompt,
             priority=body.priority,
@@ -43,6 +45,7 @@ async def ask(call: RouteCall) -> HttpAnswer:
             deadline=body.deadline,
             caller=call.caller.name or body.caller,
             trace=trace,
+            hold=body.hold,
         )
         headers = {"Location": f"/v1/sessions/{session.id}/turns/{turn.id}"}
         return HttpAnswer(messages.Accepted(turn.id, str(turn.state)), 202, headers)
@@ -187,6 +190,10 @@ def question(question: Question) -> messages.Question:
 def waiting(waiting: WaitingAsk) -> messages.Waiting:
     place = waiting.turn, waiting.priority, waiting.seconds, waiting.attempt
     return messages.Waiting(*place, waiting.prompt, waiting.at, waiting.caller)
+
+
+def hold(hold: HoldStatus) -> messages.Hold:
+    return messages.Hold(hold.hold, hold.priority, hold.caller, hold.at)
 
 
 def receipt(receipt: Receipt) -> messages.Receipt:

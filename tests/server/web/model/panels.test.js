@@ -109,6 +109,16 @@ test("a session with little data has a short account", () => {
   );
 });
 
+test("the account names the holder of each hold and since when", () => {
+  const holds = [
+    { hold: "h-1", priority: 10, caller: "ann", at: 0 },
+    { hold: "h-2", priority: 0, caller: null, at: null },
+  ];
+  const account = Object.fromEntries(accountOf({ ...WHY, holder: null, hold: "h-1", holds }, 0));
+  assert.match(account.holder[0], /^hold h-1 of ann, priority 10, since \d\d:\d\d:\d\d$/u);
+  assert.deepEqual(account.holder.slice(1), ["hold h-2, priority 0, waits in the queue"]);
+});
+
 test("a tree has parents before children, and a cycle ends", () => {
   const tree = [
     { pid: 3, parent: 2 },

@@ -574,6 +574,22 @@ test("sweeps, survivors, losses and single events are marks", () => {
   assert.match(line.marks[2].label, /another user's/);
 });
 
+test("holds are marks that name who held and who released", () => {
+  const line = timelineOf(
+    log(
+      [0, "hold.granted", null, { hold: "h-1", priority: 10, caller: "ann" }],
+      [1, "hold.ended", null, { hold: "h-1", by: "released", caller: "bob" }],
+      [2, "hold.granted", null, { hold: "h-2", priority: 0 }],
+      [3, "hold.ended", null, { hold: "h-2", by: "idle" }],
+    ),
+  );
+  check(line);
+  assert.deepEqual(
+    line.marks.map((mark) => mark.label),
+    ["held by ann: h-1", "hold released by bob: h-1", "held: h-2", "hold ended (idle): h-2"],
+  );
+});
+
 test("unknown kinds and malformed bodies have no effect", () => {
   const before = log(queued(0, "a"), started(1, "a"));
   const odd = log([2, "turn.dreamt", "a", {}], [3, "constructor", null, {}], [3, "toString", null, {}]).map((each) => ({
@@ -603,6 +619,8 @@ test("unknown kinds and malformed bodies have no effect", () => {
     "question.answered",
     "question.kept",
     "queue.changed",
+    "hold.granted",
+    "hold.ended",
     "session.opened",
     "session.recovered",
     "session.context_lost",

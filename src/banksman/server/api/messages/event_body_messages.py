@@ -215,6 +215,35 @@ class QueueChangedBody(Struct, omit_defaults=True):
     caller: str | None = None
 
 
+class HoldGrantedBody(Struct, omit_defaults=True):
+    """The session is reserved for the asks of one holder.
+
+    Attributes:
+        hold: Id of the hold.
+        priority: Its priority. Asks of a higher one still pass.
+        caller: The caller that holds; null if it has no name.
+    """
+
+    hold: str
+    priority: int
+    caller: str | None = None
+
+
+class HoldEndedBody(Struct, omit_defaults=True):
+    """The session is free for other asks again. A hold also ends with its host, without this event.
+
+    Attributes:
+        hold: Id of the hold.
+        by: `released`, `idle` (no ask for long), `preempted` (by a more urgent hold; it waits
+            again), or `shutdown` (of the session or its host).
+        caller: The caller that released it; null if none was named.
+    """
+
+    hold: str
+    by: str
+    caller: str | None = None
+
+
 class QuestionAskedBody(Struct):
     """The agent asked a question.
 

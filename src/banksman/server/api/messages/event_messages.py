@@ -158,6 +158,8 @@ BODIES: dict[str, type[Struct]] = {
     "turn.ended": bodies.TurnEndedBody,
     "turn.edited": bodies.TurnEditedBody,
     "queue.changed": bodies.QueueChangedBody,
+    "hold.granted": bodies.HoldGrantedBody,
+    "hold.ended": bodies.HoldEndedBody,
     "process.started": lifecycle.ProcessStartedBody,
     "process.adopted": lifecycle.ProcessAdoptedBody,
     "process.exited": lifecycle.ProcessExitedBody,

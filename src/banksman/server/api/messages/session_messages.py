@@ -26,7 +26,7 @@ from banksman.server.api.messages.common_messages import (
     Variables,
     Word,
 )
-from banksman.server.api.messages.turn_messages import Question, Waiting
+from banksman.server.api.messages.turn_messages import Hold, Question, Waiting
 
 # Number of sessions of a page; a higher `limit` is reduced.
 SESSIONS_MAX = 1000
@@ -200,6 +200,8 @@ class Session(Struct, kw_only=True):
         holder_caller: The person or program that asked for it; null if it has no name.
         holder_since: When it got the session, in seconds since 1970; null if unknown.
         hold: Id of the granted hold.
+        holds: The granted hold, and the waiting ones in their order; empty if another process owns
+            the session.
         queue: Waiting asks, in the order in which they will run.
         questions: Ids of the questions that wait for an answer.
         conversation: Id of the agent's conversation.
@@ -240,6 +242,7 @@ class Session(Struct, kw_only=True):
     budget: list[CapUse] = []
     holder_caller: str | None = None
     holder_since: float | None = None
+    holds: list[Hold] = []
 
 
 class Sessions(Struct):

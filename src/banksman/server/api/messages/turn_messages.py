@@ -20,12 +20,14 @@ from banksman.server.api.messages.common_messages import (
     OnPreempt,
     OutcomeKind,
     PriorityName,
+    Query,
     QuestionWants,
     Remember,
     Rules,
     Text,
     TurnState,
     Usage,
+    Wait,
     Word,
 )
 
@@ -54,6 +56,44 @@ class Waiting(Struct):
     caller: str | None = None
 
 
+class Hold(Struct):
+    """A hold: the session is reserved for the asks of one caller. Other asks wait.
+
+    Attributes:
+        hold: Id of the hold.
+        priority: Its priority. Asks of a higher one still pass.
+        caller: The caller that holds; null if it has no name.
+        at: When it was granted, in seconds since 1970; null if it waits in the queue.
+    """
+
+    hold: str
+    priority: int
+    caller: str | None
+    at: float | None
+
+
+class BeginHold(Body):
+    """A hold to begin.
+
+    Attributes:
+        priority: A priority class, or a number. All asks of the hold have it.
+        caller: The person or program that holds.
+    """
+
+    priority: int | PriorityName = "normal"
+    caller: Caller | None = None
+
+
+class WaitForHold(Query):
+    """How long to wait for the grant.
+
+    Attributes:
+        wait: Seconds to wait until the hold is granted, at most 60.
+    """
+
+    wait: Wait = 0.0
+
+
 class Ask(Body):
     """An ask for one turn.
 
@@ -69,6 +109,7 @@ class Ask(Body):
         deadline: Seconds from now in which the ask must be over. An ask that still waits then is
             withdrawn, and a running turn is interrupted.
         caller: The person or program that wants the turn. Its usage is counted under this name.
+        hold: Hold that the ask belongs to.
     """
 
     prompt: str | Blocks
@@ -79,6 +120,7 @@ class Ask(Body):
     rules: Rules | None = None
     deadline: float | None = None
     caller: Caller | None = None
+    hold: Word | None = None
 
 
 class Accepted(Struct):

@@ -116,6 +116,16 @@ export const TOLD = {
     });
   },
 
+  "hold.granted": (line, event, body, now) => {
+    line.mark(event, now, "hold", `held${body.caller ? ` by ${body.caller}` : ""}: ${body.hold}`, { lane: "waiting" });
+  },
+
+  "hold.ended": (line, event, body, now) => {
+    const by = body.caller ? ` by ${body.caller}` : "";
+    const words = body.by === "released" ? `released${by}` : `ended (${body.by})`;
+    line.mark(event, now, "hold", `hold ${words}: ${body.hold}`, { lane: "waiting" });
+  },
+
   "process.started": (line, event, body, now) => {
     for (const other of line.processes) {
       // Only one process runs at a time. An earlier process without an end in the log was lost with

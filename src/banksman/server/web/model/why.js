@@ -73,14 +73,21 @@ function agentLine(agent, serving, now) {
 }
 
 function holderLines(why) {
-  if (!why.holder) return [why.hold ? `hold ${why.hold}` : "none"];
+  const holds = why.holds?.length ? why.holds.map(holdLine) : why.hold ? [`hold ${why.hold}`] : [];
+  if (!why.holder) return holds.length ? holds : ["none"];
   const by = why.holder_caller ? `, asked by ${why.holder_caller}` : "";
   const since = why.holder_since ? `, since ${clockTime(why.holder_since)}` : "";
   return [
     `${why.holder}${by}${since}`,
     ...(why.holder_prompt ? [`  ${asLine(why.holder_prompt, 200)}`] : []),
-    ...(why.hold ? [`  in the hold ${why.hold}`] : []),
+    ...holds,
   ];
+}
+
+function holdLine(hold) {
+  const by = hold.caller ? ` of ${hold.caller}` : "";
+  const at = hold.at === null ? ", waits in the queue" : `, since ${clockTime(hold.at)}`;
+  return `hold ${hold.hold}${by}, priority ${hold.priority}${at}`;
 }
 
 function queueLines(why, elapsed) {
