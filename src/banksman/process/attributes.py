@@ -185,7 +185,7 @@ def parse_limits(
     if not isinstance(limits, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = 'pass a mapping such as {"nofile": 64, "nice": 5}'
         raise UsageError(f"limits cannot be {limits!r:.60}", hint=hint)
-    rlimits: list[tuple[int, tuple[int, int]]] = []
+    rlimits: dict[int, tuple[int, int]] = {}
     others: dict[str, int | None] = dict(_NO_PRIORITY)
     for key, value in limits.items():
         if key in _RANGES:
@@ -193,12 +193,16 @@ def parse_limits(
         elif key in CGROUP_RANGES:
             _number(key, value, *CGROUP_RANGES[key], kind=float if key == "cpus" else int)
         else:
-            rlimits.append((_rlimit(key), _pair(key, value)))
+            number = _rlimit(key)
+            if number in rlimits:
+                hint = "state each limit once: a name, RLIMIT_… and a number can mean the same"
+                raise UsageError(f"limit {key!r:.60} is there twice", hint=hint)
+            rlimits[number] = _pair(key, value)
     if is_agents and others["oom_score_adj"] is None:
         own = int(syscalls.read_proc("self/oom_score_adj", 32))
         others["oom_score_adj"] = min(own + _AGENTS_OOM_SCORE, _RANGES["oom_score_adj"][1])
     is_plain = not rlimits and others == _NO_PRIORITY
-    return None if is_plain else {"rlimits": rlimits, **others}
+    return None if is_plain else {"rlimits": list(rlimits.items()), **others}
 
 
 def check_allowed(limits: Mapping[str, Any] | None) -> None:
@@ -237,21 +241,28 @@ def _refuse(name: str, value: int, allowed: str) -> NoReturn:
 def named_limits(limits: Any) -> dict[str, float | list[int]]:
     """Check limits, and return them by name and as plain JSON, as `parse_limits` takes them."""
     parse_limits(limits)
-    numbers = {number: name for name, number in _RLIMIT_NAMES.items()}
     return {
-        key.lower().removeprefix("rlimit_") if isinstance(key, str) else numbers[key]: (
-            value if isinstance(value, int | float) else list(value)
-        )
+        _limit_name(key): value if isinstance(value, int | float) else list(value)
         for key, value in limits.items()
     }
 
 
+def _limit_name(key: str | int) -> str:
+    if key in _RANGES or key in CGROUP_RANGES:
+        return str(key)
+    number = _rlimit(key)
+    name = next(name for name, known in _RLIMIT_NAMES.items() if known == number)
+    # `nice` is a priority, and RLIMIT_NICE its lowest value.
+    return f"rlimit_{name}" if name in _RANGES else name
+
+
 def _rlimit(key: Any) -> int:
     number = _RLIMIT_NAMES.get(key.lower().removeprefix("rlimit_")) if isinstance(key, str) else key
-    if number is None or number not in _RLIMIT_NAMES.values():
+    # A bool and a float can be equal to a number.
+    if type(number) is not int or number not in _RLIMIT_NUMBERS:
         known = ", ".join((*_RANGES, *CGROUP_RANGES, *sorted(_RLIMIT_NAMES)))
         hint = f"use one of: {known}"
-        raise UsageError(f"there is no limit {key!r}", hint=hint)
+        raise UsageError(f"there is no limit {key!r:.60}", hint=hint)
     return number
 
 
@@ -261,11 +272,11 @@ def _pair(key: Any, value: Any) -> tuple[int, int]:
     pair = cast(Sequence[Any], value if is_pair else (value, value))
     if len(pair) != 2:
         hint = "pass one whole number, or a pair (soft, hard)"
-        raise UsageError(f"limit {key!r} cannot be {value!r}", hint=hint)
+        raise UsageError(f"limit {key!r:.60} cannot be {value!r:.100}", hint=hint)
     soft, hard = (_number(key, number, resource.RLIM_INFINITY, (1 << 63) - 1) for number in pair)
     if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
         hint = "pass a soft limit that is not above the hard limit"
-        raise UsageError(f"limit {key!r} cannot be {value!r}", hint=hint)
+        raise UsageError(f"limit {key!r:.60} cannot be {value!r:.100}", hint=hint)
     return soft, hard
 
 
@@ -274,7 +285,7 @@ def _number(key: object, value: Any, least: float, most: float, *, kind: type[fl
     is_number = isinstance(value, (int, kind)) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:
         hint = f"pass a {'whole ' if kind is int else ''}number from {least} to {most}"
-        raise UsageError(f"limit {key!r} cannot be {value!r}", hint=hint)
+        raise UsageError(f"limit {key!r:.60} cannot be {value!r:.100}", hint=hint)
     return value
 
 
