@@ -295,6 +295,14 @@ def _exits(_: HookCall) -> None:
     sys.exit(3)
 
 
+def _interrupts(_: HookCall) -> None:
+    raise KeyboardInterrupt
+
+
+def _ends(_: HookCall) -> None:
+    raise GeneratorExit
+
+
 async def _exits_later(_: HookCall) -> None:
     sys.exit(3)
 
@@ -313,6 +321,8 @@ async def _cancels_later(_: HookCall) -> None:
         (_raises, "ValueError: no room"),
         (_sleeps, "not ended"),
         (_exits, "on_open failed: SystemExit: 3"),
+        (_interrupts, "on_open failed: KeyboardInterrupt"),
+        (_ends, "on_open failed: GeneratorExit"),
         (_exits_later, "on_open failed: SystemExit: 3"),
         (_cancels, "on_open failed: CancelledError"),
         (_cancels_later, "on_open failed: CancelledError"),

@@ -306,6 +306,9 @@ async def _in_thread(hook: HookFunction, call: HookCall) -> Any:
     name = f"banksman-hook-{call.session}"
     threading.Thread(target=context.run, args=(run,), name=name, daemon=True).start()
     answer, error = await over
+    if error is not None and not isinstance(error, Exception):
+        # No Ctrl-C reaches a thread: the hook has raised it by itself. Here it would end the loop.
+        raise BanksmanError(error_text(error)) from error
     if error is not None:
         raise error
     return answer
