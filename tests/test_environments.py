@@ -8,12 +8,14 @@ caller's environment, unless the caller is a client of the server: see docs/secu
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,10 @@ from tests.thorough import thorough
 import banksman
 import banksman.asyncio
 import banksman.threads
-from banksman import Host
+from banksman import Host, Kind
 from banksman.acp import spawn_stdio_transport
 from banksman.claude_sdk.supervised_process import open_process
+from banksman.server.ops import server_hand_over
 from banksman.sessions import known_agents
 from banksman.testing import fake_acp, fake_agent, fake_codex
 from banksman.testing.fake_agent import Evidence
@@ -41,7 +44,16 @@ prefix = cluster.prefix
 SOURCE = Path(banksman.__file__).parent
 # Calls that start a process, or that decide what it is started with.
 CALLS = {
-    *("prepare", "launch_of", "GuardSettings", "create_subprocess_exec", "create_subprocess_shell", "Popen", "system"),
+    *(
+        "execute",
+        "prepare",
+        "launch_of",
+        "GuardSettings",
+        "create_subprocess_exec",
+        "create_subprocess_shell",
+        "Popen",
+        "system",
+    ),
     *("subprocess.run", "check_call", "check_output", "posix_spawn", "posix_spawnp", "fork", "forkpty"),
     *("execl", "execle", "execlp", "execlpe", "execv", "execve", "execvp", "execvpe"),
 }
@@ -65,7 +77,11 @@ PLACES = {
     "sessions/session_spec.py SessionSpec._prepare": "test_agent_of_a_server_has_the_secrets_of_its_profile",
     "sessions/session_spec.py SessionSpec.hook_launch": HOOKS,
     "sessions/workspace/terminals.py Terminals._prepared": TERMINAL,
+    "cli/commands/agents.py _version": "test_program_that_a_verb_looks_at_has_no_secret",
+    "cli/doctor/machine.py trial": "test_program_that_a_verb_looks_at_has_no_secret",
+    "server/ops/server_hand_over.py kill_mode": "test_service_manager_is_asked_without_secrets",
     # The next version of the server itself.
+    "server/ops/upgrade.py ServerUpgrade.check": "",
     "server/ops/upgrade.py ServerUpgrade.become": "",
     # They carry out what the functions above have decided.
     "guard/start.py start_keeper": "",
@@ -118,7 +134,8 @@ def test_every_place_that_starts_a_process_is_known() -> None:
     for path in SOURCE.rglob("*.py"):
         place, text = path.relative_to(SOURCE), path.read_text()
         # The check of the calls in the prepared order, and the fakes.
-        is_other = place.parts[0] in ("testing", "demo") or place == Path("process/launch.py")
+        # Those of the store are of SQL.
+        is_other = place.parts[0] in ("testing", "demo", "store") or place == Path("process/launch.py")
         if not is_other and any(f"{call}(" in text for call in CALLS):
             found |= {f"{place} {function}" for function in starts(ast.parse(text))}
     assert found == PLACES.keys()
@@ -209,11 +226,44 @@ def test_program_of_a_shell_has_its_environment(verb: str, secrets: set[str]) ->
 
 
 def cli(*words: str, **variables: str) -> str:
+    return run_cli(words, variables)
+
+
+def run_cli(words: Sequence[str], variables: Mapping[str, str], codes: Collection[int] = (0,)) -> str:
     argv = [sys.executable, "-m", "banksman", *words]
     env = {**os.environ, "PYTHONPATH": str(SOURCE.parent), **variables}
     done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in codes, done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize(("verb", "program"), [("agents --versions", "claude"), ("doctor", "sh")])
+def test_program_that_a_verb_looks_at_has_no_secret(tmp_path: Path, verb: str, program: str) -> None:
+    """Neither the user's, nor those in Banksman's own variables, which have names of their own."""
+    note, real = tmp_path / "note", shutil.which("sh")
+    (tmp_path / "bin").mkdir()
+    file = tmp_path / "bin" / program
+    file.write_text(f'#!{real}\ncat /proc/$$/environ > "{note}"\nexec {real} "$@"\n')
+    file.chmod(0o755)
+    variables = {name: str(tmp_path / name) for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME")}
+    variables["PATH"] = f"{file.parent}:{os.environ['PATH']}"
+    variables["BANKSMAN_STORE"] = f"sqlite:{tmp_path}/{VALUE}STORE"
+    run_cli(verb.split(), variables, codes=(0, 1))
+    assert note.exists()
+    assert secrets_in(note.read_text()) == set()
+
+
+async def test_service_manager_is_asked_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = tmp_path / "note"
+    file = tmp_path / "systemctl"
+    file.write_text(f'#!/bin/sh\ncat /proc/$$/environ > "{note}"\necho mixed\n')
+    file.chmod(0o755)
+    (tmp_path / "cgroup").write_text("0::/system.slice/house.service\n")
+    monkeypatch.setattr(server_hand_over, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+    assert await server_hand_over.kill_mode() == "mixed"
+    assert secrets_in(note.read_text()) == set()
 
 
 async def test_no_helper_has_a_secret() -> None:
@@ -236,6 +286,26 @@ async def test_hook_has_the_secrets_of_the_profile(tmp_path: Path) -> None:
         await session.close()
     for name in hooks:
         assert secrets_in((tmp_path / name).read_text()) == kept("claude")
+
+
+async def test_fork_and_fall_back_have_the_secrets_of_their_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys are those of the agent that runs, and not those of the first one."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    agents = tmp_path / "banksman" / "agents"
+    agents.mkdir(parents=True)
+    (agents / "first.toml").write_text('extends = "claude"\ncommand = ["/no/such/agent"]\n')
+    (agents / "spare.toml").write_text(f'extends = "codex"\ncommand = {json.dumps(fake("codex", tmp_path))}\n')
+    async with Host("memory:") as host:
+        session = await host.open("first", cwd=tmp_path, fallback=["spare"], options=QUICK)
+        assert (await (await session.ask("one")).outcome()).kind is Kind.DONE
+        assert secrets_of("codex", tmp_path) == [kept("codex")]
+        session = await host.open("claude", command=fake("claude", tmp_path), cwd=tmp_path, options=QUICK)
+        await (await session.ask("one")).outcome()
+        fork = await host.fork(session)
+        assert (await (await fork.ask("two")).outcome()).kind is Kind.DONE
+        assert secrets_of("claude", tmp_path) == [kept("claude")] * 2
 
 
 async def test_terminal_has_the_secrets_of_the_profile(tmp_path: Path) -> None:

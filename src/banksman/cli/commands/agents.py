@@ -211,7 +211,8 @@ async def _version(each: InstalledAgent, room: asyncio.Semaphore) -> str | None:
                 timeout=VERSION_SECONDS_MAX,
                 grace=1.0,
                 env=profile.variables,
-                scrub=profile.scrub,
+                # As for a session; a version needs no key of a provider.
+                scrub=(*profile.scrub, "banksman"),
                 output_bytes_max=4096,
                 output_total_max=1 << 20,
             )

@@ -91,7 +91,13 @@ def trial() -> Iterator[Finding]:
     fix = "in a container or a sandbox, allow prctl, pidfd_open and AF_UNIX sockets"
     try:
         finished = asyncio.run(
-            execute(["sh", "-c", script], timeout=TRIAL_SECONDS_MAX, grace=0.2, linger=0.0)
+            execute(
+                ["sh", "-c", script],
+                timeout=TRIAL_SECONDS_MAX,
+                grace=0.2,
+                linger=0.0,
+                scrub=("secrets", "banksman"),
+            )
         )
     except BanksmanError as exc:
         yield wrong(name, f"cannot run a command: {exc.args[0]}", exc.hint or fix)

@@ -106,7 +106,9 @@ async def kill_mode() -> str | None:
         if (found := _UNIT.search(cgroup)) is not None:
             manager = ["--user"] if "/user@" in cgroup else []
             shown = ["show", "--property=KillMode", "--value", found[1]]
-            done = await execute(["systemctl", *manager, *shown], timeout=SYSTEMCTL_SECONDS_MAX)
+            argv = ["systemctl", *manager, *shown]
+            scrub = ("secrets", "banksman")
+            done = await execute(argv, timeout=SYSTEMCTL_SECONDS_MAX, scrub=scrub)
             mode = done.stdout.text.strip()
             if mode and mode not in _SPARES_OTHERS:
                 return mode
