@@ -1,7 +1,7 @@
 """No process of a contained agent is left: after a close, after the death of the agent, after the death of its host.
 
-The agent has a tool in a session of its own that ignores TERM. Both are in new pid, mount and network namespaces, of
-another user, or both.
+The agent has a tool in a session of its own that ignores TERM. Both are in new namespaces (pid, mount, network), in a
+control group, or of another user.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.sessions.helpers import QUICK
 from tests.thorough import thorough
 
 from banksman import Host, Kind
+from banksman.process import cgroups
 from banksman.sessions.command_prefix import SANDBOXES
 from banksman.testing import fake_agent
 
@@ -47,22 +48,26 @@ asyncio.run(main())
 """
 
 
+IN_A_GROUP = ["cgroup", "bwrap in a cgroup"]
 AS_NOBODY = ["nobody", *(f"{name} of nobody" for name in SANDBOXES)]
 
 
-@pytest.fixture(params=[*PREFIXES, *(pytest.param(name, marks=thorough) for name in AS_NOBODY)])
+@pytest.fixture(params=[*PREFIXES, *IN_A_GROUP, *(pytest.param(name, marks=thorough) for name in AS_NOBODY)])
 def how(request: pytest.FixtureRequest, tmp_path: Path, marker: str) -> Generator[dict[str, Any]]:
     """How the agent is opened."""
     name: str = request.param
-    wrap = [*PREFIXES.get(name.removesuffix(" of nobody"), ())]
+    wrap = [*PREFIXES.get(name.removesuffix(" of nobody").removesuffix(" in a cgroup"), ())]
+    limits = {"cgroup": 1} if name in IN_A_GROUP else {}
+    if limits and (why := cgroups.why_not(())):
+        pytest.skip(f"NOT TESTED: {why[0]}")
     user = NOBODY if name in AS_NOBODY else None
     if user is not None and other_user.why_not():
         pytest.skip(other_user.why_not())
     # A machine may have the program and forbid the namespaces.
-    tried = [*(word.replace("{cwd}", "/") for word in wrap), "true"]
+    tried = [*(word.replace("{cwd}", "/tmp") for word in wrap), "true"]
     if shutil.which(tried[0]) is None or subprocess.run(tried, user=user, capture_output=True, check=False).returncode:
         pytest.skip(f"{name} does not work here")
-    options: dict[str, Any] = {"options": {**QUICK, "grace": 0.5}, "wrap": wrap}
+    options: dict[str, Any] = {"options": {**QUICK, "grace": 0.5}, "wrap": wrap, "limits": limits}
     if user is None:
         yield {"command": command(tmp_path, marker), "cwd": str(tmp_path), **options}
         return
@@ -84,6 +89,8 @@ async def test_end_of_a_contained_agent_leaves_no_process(how: dict[str, Any], m
         # The prefix, the agent and its tool.
         its = alive(marker)
         assert len(its) >= (3 if how["wrap"] else 2)
+        group = session.status().containment
+        assert (group is not None and group.cgroup is not None) == bool(how["limits"])
         assert {os.stat(f"/proc/{pid}").st_uid for pid in its} == {how.get("user", os.geteuid())}
         if end == "death":
             os.kill(session.status().pids[0], signal.SIGKILL)
@@ -94,6 +101,8 @@ async def test_end_of_a_contained_agent_leaves_no_process(how: dict[str, Any], m
             assert alive(marker) == []
         await session.close()
         assert alive(marker) == []
+        if group is not None and group.cgroup is not None:
+            assert not Path(group.cgroup.path).exists()
 
 
 def test_death_of_the_host_leaves_no_process_of_a_contained_agent(how: dict[str, Any], marker: str) -> None:
