@@ -249,7 +249,7 @@ def _limits() -> Told:
 
 
 def _budget() -> Told:
-    """A budget that is used up, raised by a person, and nearly used up again."""
+    """A budget that is used up, raised by a person, and used up again. Then the person lets the turn finish."""
     talk = Told(config=replace(TELLING, budget=Budget(tokens=10), on_budget="ask"))
     talk.serve(ask("a", NORMAL), tokens=Tokens(9))
     talk.serve(ask("b", NORMAL), tokens=Tokens(9))
@@ -257,6 +257,11 @@ def _budget() -> Told:
     assert question is not None
     talk.tell(QuestionAnswered(0.0, question.id, Decision(allows=True, option="raise")))
     talk.serve(ask("c", NORMAL), tokens=Tokens(8))
+    talk.serve(ask("d", NORMAL), tokens=Tokens(8))
+    question = talk.state.budget_question
+    assert question is not None
+    talk.tell(QuestionAnswered(0.0, question.id, Decision(allows=True)))
+    assert talk.state.is_budget_answered
     return talk
 
 

@@ -15,7 +15,7 @@ from banksman.core.dialects.dialect import DENIED, Decision
 from banksman.core.dialects.meaning import Requested, RequestPurpose, TurnOpened, TurnOver, UsageReported
 from banksman.core.dialects.tokens import Tokens
 from banksman.core.session import budget as budgets
-from banksman.core.session import budget_gate
+from banksman.core.session import budget_gate, crash_recovery
 from banksman.core.session import history as pasts
 from banksman.core.session.ask_queue import INTERACTIVE, NORMAL
 from banksman.core.session.budget import Budget, CapUse
@@ -33,6 +33,7 @@ from banksman.core.session.facts import (
     TimerFired,
 )
 from banksman.core.session.outcome import Kind
+from banksman.core.session.session_config import Config
 from banksman.core.session.state import ProcessPhase
 from banksman.core.session.turn import TurnPhase
 from banksman.core.session.usage import Usage, additions, without_repeats
@@ -347,6 +348,46 @@ def test_answer_decides_about_running_turn_and_is_not_asked_again(decision: Deci
     uses(talk, 9)
     assert len(of(AskHuman, talk.effects)) == 1
     assert prompts(talk) == 1
+
+
+def next_host(talk: Told, config: Config) -> Told:
+    """Continue from the log alone, without the process."""
+    past = pasts.beginning(config)
+    for append in talk.appends:
+        past = pasts.fold(past, append)
+    after = Told(past=pasts.fold(past, crash_recovery.settle(past)), config=config)
+    after.tell(Begun(0.0))
+    return after
+
+
+@pytest.mark.parametrize(
+    ("decision", "option"),
+    [(FINISH, "finish"), (Decision(allows=True), "finish"), (DENIED, "stop"), (RAISE, "raise")],
+)
+def test_log_has_the_option_that_was_applied_and_the_next_host_asks_no_more(decision: Decision, option: str) -> None:
+    talk = opened("ask", tokens=5)
+    talk.serve(ask("a", NORMAL), tokens=Tokens(7))
+    talk.tell(QuestionAnswered(0.0, question_of(talk), decision))
+    assert talk.logged("question.answered")[-1]["option"] == option
+    after = next_host(talk, talk.state.config)
+    assert after.state.is_budget_answered == (option != "raise")
+    assert after.state.budget_question is None
+    assert of(AskHuman, after.effects) == []
+    after.ask(ask("b", NORMAL))
+    assert (after.state.process.phase is ProcessPhase.STARTING) == (option == "raise")
+
+
+def test_next_host_with_a_larger_budget_asks_again_when_it_is_used_up() -> None:
+    talk = opened("ask", tokens=5)
+    talk.serve(ask("a", NORMAL), tokens=Tokens(7))
+    talk.tell(QuestionAnswered(0.0, question_of(talk), FINISH))
+    after = next_host(talk, replace(talk.state.config, budget=Budget(tokens=9)))
+    assert not after.state.is_budget_answered
+    after.ask(ask("b", NORMAL))
+    after.begin()
+    after.opens("b0000")
+    uses(after, 9)
+    assert after.state.budget_question is not None
 
 
 def test_callback_that_allows_everything_does_not_raise_budget() -> None:

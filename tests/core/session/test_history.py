@@ -33,7 +33,7 @@ from banksman.errors import StoreTooNew
 # Session members, besides the turns, that the log contains.
 LOGGED = (
     *("fork_of", "is_adopted", "spent", "cost", "own_count", "limits", "limited_until", "used", "raised", "told"),
-    *("agent", "agents"),
+    *("is_budget_answered", "agent", "agents"),
 )
 SAVED = {field.name for field in msgspec.structs.fields(pasts._Saved)}  # pyright: ignore[reportPrivateUsage]
 
@@ -216,7 +216,7 @@ def test_history_process_is_the_last_one_started() -> None:
 
 # -- the snapshot format -----------------------------------------------------------------------------------------------
 # Members that later versions have added. An older snapshot lacks them.
-ADDED = {"limits", "limited_until", "used", "raised", "told", "agent", "agents", "held"}
+ADDED = {"limits", "limited_until", "used", "raised", "told", "is_budget_answered", "agent", "agents", "held"}
 # A snapshot as written by the first version, and as files hold it. If it cannot be read, the format has changed.
 _WAITING = (
     '"priority":10,"origin":null,"phase":"%s","attempt":2,"restarts":0,"standing":null,"granted_at":0.0,"joined":[%s],'
@@ -306,7 +306,7 @@ def test_snapshot_with_invalid_member_is_an_error(name: str) -> None:
             continue
         if name in ("spent", "cost", "limited_until") and nonsense == -1.5:
             continue
-        if name == "is_adopted" and nonsense is True:
+        if name in ("is_adopted", "is_budget_answered") and nonsense is True:
             continue
         with pytest.raises(ValueError, match=r"."):
             pasts.decode(msgspec.json.encode(members | {name: nonsense}), CONFIG)

@@ -20,6 +20,9 @@ Unit = Literal["tokens", "usd", "working_seconds", "turns"]
 Scope = Literal["session", "host", "caller"]
 OnBudget = Literal["ask", "stop", "queue"]
 
+# Answers to the question of "ask", by the id of their option.
+RAISE, FINISH, STOP = "raise", "finish", "stop"
+
 UNITS: tuple[Unit, ...] = ("tokens", "usd", "working_seconds", "turns")
 # A warning is due when this part of a cap is used.
 WARNING_PART = 0.8

@@ -34,7 +34,7 @@ from banksman.core.session import budget as budgets
 from banksman.core.session import event as kinds
 from banksman.core.session import questions, turn_end
 from banksman.core.session.ask_queue import Hold, Queue
-from banksman.core.session.budget import Budget, CapUse, RaisedBudget
+from banksman.core.session.budget import FINISH, RAISE, STOP, Budget, CapUse, RaisedBudget
 from banksman.core.session.effects import AskHuman, ClaimBudget, CloseQuestion, TellAnswer
 from banksman.core.session.facts import (
     BudgetChanged,
@@ -52,7 +52,6 @@ from banksman.core.session.usage import Usage
 
 # `Outcome.clock` of a turn that was stopped because a budget was used up.
 CLOCK = "budget"
-RAISE, FINISH, STOP = "raise", "finish", "stop"
 _SUBJECT = "session"
 # The timer is not restarted for a smaller difference.
 _TIMER_SECONDS = 1e-3
@@ -329,11 +328,18 @@ def _options(use: CapUse) -> list[Mapping[str, Any]]:
 
 
 def answer(work: Transition, decision: Decision) -> None:
-    """Apply a person's answer to the question about the budget."""
-    told = (decision.by, decision.message, decision.option)
-    _end(work, decision.word, *told, caller=decision.caller)
+    """Apply a person's answer to the question about the budget.
+
+    The log gets the option that is applied, also if the answer names none. So the next host knows
+    the answer, and does not ask again.
+    """
     budget, base = budget_of(work.state), work.state.config.budget
-    if decision.option == RAISE and budget is not None and base is not None:
+    option = FINISH if decision.allows else STOP
+    if decision.option == RAISE and base is not None:
+        option = RAISE
+    told = (decision.by, decision.message, option)
+    _end(work, decision.word, *told, caller=decision.caller)
+    if option == RAISE and budget is not None and base is not None:
         more = budgets.raised(base, budget, _used(work.state, work.at))
         work.set(raised=RaisedBudget(base, more))
         log_raised(work)

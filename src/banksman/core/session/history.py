@@ -23,8 +23,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
-from banksman.core.dialects.meaning import BackgroundTask
+from banksman.core.dialects.meaning import BackgroundTask, RequestPurpose
 from banksman.core.process_facts import Born
+from banksman.core.session import budget as budgets
 from banksman.core.session import event as kinds
 from banksman.core.session import fallback
 from banksman.core.session.account_limits import Windows
@@ -61,6 +62,7 @@ _OF_SESSION = (
     "used",
     "raised",
     "told",
+    "is_budget_answered",
     "agent",
     "agents",
 )
@@ -82,6 +84,11 @@ class OpenQuestion(msgspec.Struct, frozen=True, array_like=True):
     turn: str | None
     about: str = ""
     is_kept: bool = False
+
+    @property
+    def wants(self) -> str:
+        """See `RequestPurpose`. Empty for a question of an old snapshot, which has no subject."""
+        return str(msgspec.json.decode(self.about)["wants"]) if self.about else ""
 
 
 class LastProcess(msgspec.Struct, frozen=True, array_like=True):
@@ -185,11 +192,14 @@ def _fold(past: SessionHistory, event: Event) -> SessionHistory:
             return _end(past, event.turn, body)
         case kinds.SESSION_IMPORTED:
             # The spec, the process and the questions of the origin do not apply to this copy.
+            past = _budget_answered(past, False)
             return replace(
                 past, opened=None, process=None, questions=(), keys=past.keys.without_waiting()
             )
         case kinds.QUESTION_ASKED:
             question = OpenQuestion(body["question"], event.turn, event.data.decode())
+            if question.wants == RequestPurpose.BUDGET:
+                past = _budget_answered(past, False)
             return replace(
                 past, questions=(*(q for q in past.questions if q.id != question.id), question)
             )
@@ -201,6 +211,10 @@ def _fold(past: SessionHistory, event: Event) -> SessionHistory:
             return replace(past, questions=tuple(kept))
         case kinds.QUESTION_ANSWERED:
             left = tuple(question for question in past.questions if question.id != body["question"])
+            ended = (question for question in past.questions if question not in left)
+            if any(question.wants == RequestPurpose.BUDGET for question in ended):
+                # Older versions logged only an option that the answer named.
+                past = _budget_answered(past, body.get("option") in {budgets.FINISH, budgets.STOP})
             return replace(past, questions=left)
         case kinds.SESSION_STORE_RETURNED:
             # While the log was broken, nothing was written, not even answers. The process that had
@@ -214,6 +228,12 @@ def _fold(past: SessionHistory, event: Event) -> SessionHistory:
             return replace(past, process=msgspec.convert(body.get("born"), LastProcess | None))
         case _:
             return past
+
+
+def _budget_answered(past: SessionHistory, is_answered: bool) -> SessionHistory:
+    if past.session.is_budget_answered == is_answered:
+        return past
+    return replace(past, session=replace(past.session, is_budget_answered=is_answered))
 
 
 def _reopened(past: SessionHistory, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -279,6 +299,7 @@ class _Saved(
     used: Usage = NO_USAGE
     raised: RaisedBudget | None = None
     told: Told = ()
+    is_budget_answered: bool = False
     agent: str | None = None
     agents: tuple[tuple[str, AgentState], ...] = ()
 

@@ -345,17 +345,12 @@ def is_about_a_tool(question: OpenQuestion) -> bool:
 
     Only then can a later request be recognised as the same one: inputs are asked for in free text.
     """
-    return _wants(question) == RequestPurpose.PERMISSION
+    return question.wants == RequestPurpose.PERMISSION
 
 
 def is_about_budget(question: OpenQuestion) -> bool:
     """Whether Banksman has asked about the budget: no process waits for the answer."""
-    return _wants(question) == RequestPurpose.BUDGET
-
-
-def _wants(question: OpenQuestion) -> str:
-    # Old snapshots have questions without a subject.
-    return str(msgspec.json.decode(question.about)["wants"]) if question.about else ""
+    return question.wants == RequestPurpose.BUDGET
 
 
 def requested(question: OpenQuestion) -> Requested:
