@@ -5,7 +5,8 @@ signal handler, prints and announces nothing, and makes no token.
 
 A hand-over holds the agents still until this host has taken them over, and most of that time is the
 import of modules. So this module and those it imports need nothing of HTTP: `http_service.py`, with
-the routes, uvicorn and the cluster, is imported after the take-over.
+the routes, uvicorn and the cluster, is imported after the take-over. If that or the rest of the
+start fails, this host hands over what it has taken, so a broken version loses nothing.
 """
 
 from __future__ import annotations
@@ -85,21 +86,28 @@ async def serving(
     ) as host:
         if takes_over:
             await server_hand_over.take(host, settings)
-        # In a thread: what was taken over is served meanwhile.
-        await asyncio.to_thread(import_module, "banksman.server.http_service")
-        from banksman.server import http_service  # noqa: PLC0415
+        serves = False
+        try:
+            # In a thread: what was taken over is served meanwhile.
+            await asyncio.to_thread(import_module, "banksman.server.http_service")
+            from banksman.server import http_service  # noqa: PLC0415
 
-        context = http_service.context_of(host, settings, drain, policy)
-        context.url = "" if port == 0 else address
-        async with http_service.serving(
-            context,
-            listeners,
-            token=token,
-            port=port,
-            certificate=certificate,
-            webhook_secret=webhook_secret,
-        ):
-            yield context
+            context = http_service.context_of(host, settings, drain, policy)
+            context.url = "" if port == 0 else address
+            async with http_service.serving(
+                context,
+                listeners,
+                token=token,
+                port=port,
+                certificate=certificate,
+                webhook_secret=webhook_secret,
+            ):
+                serves = True
+                yield context
+        except BaseException as exc:
+            if takes_over and not serves:
+                await server_hand_over.give_back(host, settings, exc)
+            raise
 
 
 def _has_telemetry() -> bool:

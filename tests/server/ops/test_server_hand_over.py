@@ -7,6 +7,7 @@ import http.client
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -339,6 +340,41 @@ def test_turn_continues_in_the_next_server_and_its_stream_by_cursor(served: Serv
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     ends = [event["turn"] for event in events if event["kind"] == "turn.ended"]
     assert sorted(ends) == sorted([turn, *waiting])
+
+
+# The import of the HTTP part, and the start of the HTTP server.
+BROKEN = {
+    "import": "sys.modules['uvicorn.config'] = None",
+    "start": "import banksman.server.http_service as it; it.HttpServer.start = lambda _: 1 / 0",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_version_whose_http_part_cannot_start_leaves_everything_for_the_next_one(
+    served: Served, tmp_path: Path, broken: str
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    session = served.open({"prompt work": ["say one", f"wait {go}", "say two"], "prompt next": ["say three"]})
+    turns = [served.ask(session, "work"), served.ask(session, "next")]
+    wait_for(served, session, "turn.started", turn=turns[0])
+    id = echo(served)
+    pids = processes(served, session)
+    end(served)
+    code = f"import sys; {BROKEN[broken]}; from banksman.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", code, "serve", "--config", str(served.folder / "config.toml")]
+    env = {**os.environ, "XDG_STATE_HOME": str(served.folder / "state")}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "cannot start: handing over, the next server has 3000 s" in done.stderr
+    served.start()
+    assert processes(served, session) == pids
+    say(served, id, "still")
+    go.write_text("now")
+    assert [served.outcome(session, turn)["text"] for turn in turns] == ["two", "three"]
+    events = served.get(f"/v1/sessions/{session}/events?limit=1000")["events"]
+    # The broken one had it, too.
+    assert [event["kind"] for event in events].count("process.adopted") == 2
 
 
 def processes(served: Served, session: str) -> list[int]:

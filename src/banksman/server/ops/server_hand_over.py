@@ -141,6 +141,24 @@ async def take(host: Host, settings: ServerSettings) -> None:
     await _take_sessions(host)
 
 
+async def give_back(host: Host, settings: ServerSettings, error: BaseException) -> None:
+    """Hand over what this server has taken, because it cannot start. The next one continues."""
+    try:
+        scope = scope_of(settings)
+    except BanksmanError:
+        return
+    seconds = settings.hold_seconds
+    log.error("cannot start: handing over, the next server has %g s: %r", seconds, error)
+    try:
+        await asyncio.gather(
+            host.drain(timeout=settings.drain_seconds, hand_over=True, hold_seconds=seconds),
+            host.hand_over_commands(seconds, scope=scope),
+        )
+    except BanksmanError as exc:
+        # The caller raises the error of the start, which is the cause.
+        log.error("cannot hand over: %s", exc)
+
+
 async def keep_taking(host: Host, settings: ServerSettings) -> None:
     """Take over what other servers of this store hand over from now on."""
     known, until, again = set[str](), 0.0, 0.0
