@@ -104,6 +104,7 @@ class CrashJournal:
             secret=self.survival.secret,
             clock=held_session.clock(),
             process=self._number,
+            seconds=self.survival.hold_seconds,
         )
         self._record = RecordFile(name, header)
         # Of a process that was handed over. The first moment of any other comes with its start.

@@ -46,7 +46,8 @@ class Header(Struct, frozen=True, kw_only=True):
     """First line of a record.
 
     `store`: see `Log.identity`; records of older versions have none. `clock`: see `HeldSession`.
-    `process`: its number in the session.
+    `process`: its number in the session. `seconds`: for how long it waits for the next host; 0 in
+    records of older versions.
     """
 
     format: str
@@ -55,6 +56,7 @@ class Header(Struct, frozen=True, kw_only=True):
     secret: bytes
     clock: float
     process: int
+    seconds: float = 0.0
 
 
 class Moment(NamedTuple):
@@ -273,12 +275,26 @@ def sessions(lines: Lines, store: str) -> set[str]:
     return {header.session for _name, header in _headers(lines, store)}
 
 
+def seconds_elsewhere(store: str, session: str) -> float:
+    """Return for how long the process of a session may be held for another store. Never raises.
+
+    This store is a copy of it, or has moved. Its host cannot take the process over, nor end it.
+    """
+    lines = hold_record.first_lines(FORMAT.encode(), msgspec.json.encode(session))
+    found = [header for _name, header in _decoded(lines) if header.session == session]
+    return max((each.seconds for each in found if each.store not in ("", store)), default=0.0)
+
+
 def _headers(lines: Lines, store: str) -> Iterator[tuple[str, Header]]:
+    return (each for each in _decoded(lines) if each[1].store in ("", store))
+
+
+def _decoded(lines: Lines) -> Iterator[tuple[str, Header]]:
     for name, line in lines:
         # The record of something else, or of another version, has another first line.
         with contextlib.suppress(msgspec.MsgspecError):
             header = _header_decoder.decode(line)
-            if header.format == FORMAT and header.store in ("", store):
+            if header.format == FORMAT:
                 yield name, header
 
 

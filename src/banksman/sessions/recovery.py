@@ -225,7 +225,8 @@ async def clean_up(
     if is_held(store.identity, known.id, past):
         return  # Its process works on, and waits for the host that opens the session.
     if past.process is not None:
-        await orphans.wait(past.process.parts, orphans.KEEPER_SECONDS_MAX)
+        seconds = crash_record.seconds_elsewhere(store.identity, known.id)
+        await orphans.wait(past.process.parts, orphans.KEEPER_SECONDS_MAX + seconds)
     # The wait may have taken seconds, and another host may have settled the session meanwhile.
     if not is_deleted and not is_left_alone(store, known):
         return
@@ -285,7 +286,7 @@ async def _settle(  # noqa: PLR0917
     # `orphans.end` raises if a process cannot be ended. Then nothing is appended, the turns stay
     # open, and a later attempt settles them.
     assert epoch > 0, "only the holder of a claim settles"
-    seconds = orphans.KEEPER_SECONDS_MAX
+    seconds = orphans.KEEPER_SECONDS_MAX + crash_record.seconds_elsewhere(store.identity, session)
     if past.held is not None:
         # A keeper that could not be asked for the process ends it when the hold is over.
         seconds += max(0.0, past.held.until - time.time())
