@@ -182,18 +182,18 @@ def _unlogged(lines: Lines, store: str, session: str) -> str | None:
     return next((hold for id, hold in _recorded(lines, store) if id == session), None)
 
 
-class Waiting(NamedTuple):
+class WaitingProcesses(NamedTuple):
     """Sessions whose process may wait for a host: it was handed over, or survives its host."""
 
     handed_over: frozenset[str]
     surviving: frozenset[str]
 
 
-def waiting(store: str) -> Waiting:
+def waiting(store: str) -> WaitingProcesses:
     """Return the sessions of a store whose process may wait for a host. Never raises."""
     lines = list(hold_record.first_lines())
     handed_over = frozenset(session for session, _hold in _recorded(lines, store))
-    return Waiting(handed_over, frozenset(crash_record.sessions(lines, store)))
+    return WaitingProcesses(handed_over, frozenset(crash_record.sessions(lines, store)))
 
 
 def _recorded(lines: Lines, store: str) -> Iterator[tuple[str, str]]:

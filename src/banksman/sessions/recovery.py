@@ -38,7 +38,7 @@ from banksman.errors import (
 )
 from banksman.process import orphans
 from banksman.sessions import crash_record, known_agents
-from banksman.sessions.held_session import Waiting, is_held
+from banksman.sessions.held_session import WaitingProcesses, is_held
 from banksman.sessions.log_writer import lease_name
 from banksman.store.log import Log
 from banksman.store.log_values import Done, KnownSession
@@ -354,7 +354,7 @@ async def has_waiting_asks(store: Log, known: KnownSession) -> bool:
     )
 
 
-async def has_held_process(waiting: Waiting, store: Log, known: KnownSession) -> bool:
+async def has_held_process(waiting: WaitingProcesses, store: Log, known: KnownSession) -> bool:
     """Return whether the process of a session without a live owner waits for its next host.
 
     `waiting`: of this store. It is read once for all sessions.
