@@ -216,7 +216,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     @property
     def refs(self) -> tuple[str, ...]:
         """Names of all prompts of the turn, the steered ones included."""
-        return (self.ref, *(ask.ref for ask in self.steered))
+        return (self.ref, *(ask.ref for ask in self.steered)) if self.steered else (self.ref,)
 
     @property
     def asks(self) -> tuple[Ask, ...]:
