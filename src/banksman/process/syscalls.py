@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
     import signal as signals
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 else:
     import _signal as signals
@@ -279,12 +279,20 @@ def _libc() -> ctypes.CDLL:
     return _library
 
 
+# Functions of the C library that were called. Without this table, each call would run an `import`
+# and look the function up, and so write to more of the pages that the keepers share.
+_functions: dict[str, Callable[..., int]] = {}
+
+
 def _call(name: str, *arguments: int | bytes | None) -> int:
     """Call a function of the C library; a negative result raises OSError."""
-    import ctypes  # noqa: PLC0415
-
-    result: int = getattr(_libc(), name)(*arguments)
+    function = _functions.get(name)
+    if function is None:
+        function = _functions[name] = getattr(_libc(), name)
+    result = function(*arguments)
     if result < 0:
+        import ctypes  # noqa: PLC0415
+
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result

@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 # the bound of the keeper's sweep, the runs of a helper that signals another user's processes, and
 # some slack.
 DUTY_SECONDS_MAX = 10.0
-# Python warms a function up during its first calls, and writes to it each time. Four rehearsals
-# save each keeper 40 kB, and the start of a zygote takes some milliseconds longer.
-REHEARSALS = 4
+# Python warms a function up during its first eight calls, and writes to it each time. Eight
+# rehearsals save each keeper 80 kB, and the start of a zygote takes some milliseconds longer.
+REHEARSALS = 8
 # A killed keeper that cannot be reaped after this time is held by a tracer. The kernel reports its
 # death only to the tracer then. Its orphans are children of the zygote all the same.
 HELD_SECONDS = 0.5
