@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl
@@ -159,6 +159,30 @@ class Host(base_host.Host):
 
         store = self._own_sessions().store
         await bundle.bundle(store, self._id(session), path, secrets=self._secrets, text=text)
+
+    def export_lines(self, session: Session | str) -> AsyncGenerator[bytes]:
+        """Return the lines of an export: see `export`. The first one raises its errors."""
+        from banksman.store import transfer  # noqa: PLC0415
+
+        return transfer.export(self._own_sessions().store, self._id(session))
+
+    def bug_report(
+        self,
+        session: Session | str,
+        parts: Mapping[str, Callable[[], Awaitable[bytes]]],
+        *,
+        text: bool = True,
+    ) -> AsyncGenerator[bytes]:
+        """Return a zip archive of the bundle of a session and further parts, in pieces.
+
+        `parts`: functions that make the contents, by the name in the archive. Secrets and personal
+        data are removed from them, too. `text`: see `bundle`.
+        """
+        from banksman.store import bug_report, bundle  # noqa: PLC0415
+
+        scrub = bundle.scrubber(self._secrets)
+        store = self._own_sessions().store
+        return bug_report.archive(store, self._id(session), parts, scrub=scrub, text=text)
 
     @property
     def cluster(self) -> Cluster | None:

@@ -36,6 +36,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "top": "Live view of all sessions.",
         "why": "Explain what a session is waiting for.",
         "log": "Print the events of a session.",
+        "export": "Write the whole log of a session to a file.",
+        "bundle": "Write an archive for a bug report about a session.",
         "agents": "List the known agents, what each can do, and which are installed.",
         "hosts": "List the hosts that share a store, and their free room.",
         "usage": "Show tokens, cost and working time by day, session, agent or caller.",

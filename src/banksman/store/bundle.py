@@ -201,7 +201,7 @@ async def bundle(
     failure no partial file remains.
     """
     known = found(log, session)
-    await write_new(path, _lines(log, known, scrubber(secrets), is_text_kept=text))
+    await write_new(path, lines(log, known, scrubber(secrets), is_text_kept=text))
 
 
 def scrubber(secrets: Iterable[str] = ()) -> Scrub:
@@ -252,19 +252,15 @@ def _personal() -> list[tuple[re.Pattern[str], str]]:
 
 
 # -- the lines -----------------------------------------------------------------------------------
-async def _lines(
+async def lines(
     log: Log, known: KnownSession, scrub: Scrub, *, is_text_kept: bool
 ) -> AsyncGenerator[bytes]:
+    """Yield the lines of a bundle: the events from `first` to the head in `known`."""
     yield line_of(
         {
-            **{
-                "banksman": "bundle",
-                "version": VERSION,
-                "agent": known.agent,
-                "banksman_version": _own_version(),
-            },
-            **{"python": platform.python_version(), "platform": _platform(), "text": is_text_kept},
-            **{"first": known.first, "last": known.seq},
+            **{"banksman": "bundle", "version": VERSION, "agent": known.agent},
+            **versions(),
+            **{"text": is_text_kept, "first": known.first, "last": known.seq},
         }
     )
     begin: float | None = None
@@ -331,8 +327,8 @@ def piece_of(frame: bytes) -> str | None:
             return None
 
 
-def masked(frame: bytes, *, only: str | None = None) -> bytes:
-    """Replace the strings of a frame by as many `x`, except structural ones.
+def masked(frame: bytes, *, only: str | None = None, kept: frozenset[str] = STRUCTURE) -> bytes:
+    """Replace the strings of a frame by as many `x`, except those of the members in `kept`.
 
     `only`: this string alone.
     """
@@ -341,7 +337,7 @@ def masked(frame: bytes, *, only: str | None = None) -> bytes:
         return b"x" * len(frame)
     try:
         # ASCII output, because a lone surrogate has no other encoding.
-        return json.dumps(_masked(value, "", STRUCTURE, only), separators=(",", ":")).encode()
+        return json.dumps(_masked(value, "", kept, only), separators=(",", ":")).encode()
     except RecursionError:
         return b"x" * len(frame)  # Deeper than any known frame.
 
@@ -381,6 +377,15 @@ def _is_plain(value: Any) -> bool:
         or isinstance(value, bool | int | float)
         or (isinstance(value, str) and len(value) <= 40)
     )
+
+
+def versions() -> dict[str, str]:
+    """Return what the package runs on."""
+    return {
+        "banksman_version": _own_version(),
+        "python": platform.python_version(),
+        "platform": _platform(),
+    }
 
 
 def _own_version() -> str:

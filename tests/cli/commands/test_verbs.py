@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -214,7 +215,7 @@ def test_cli_hold_reserves_the_session_until_its_release(served: Served) -> None
     second = objects(run(served, "hold", session, "--no-wait", "--format", "json").stdout)[0]
     assert second["at"] is None
     assert f"hold {second['hold']}, priority 10, waits in the queue" in run(served, "why", session).stdout
-    assert run(served, "hold", session, "--release", second["hold"], "-q").stdout == ""
+    assert run(served, "hold", session, "--release", second["hold"], "--format", "quiet").stdout == ""
     assert run(served, "hold", session, "--release", hold).stdout == f"released {hold}\n"
     assert served.outcome(session, waiting)["text"] == "outsider"
     assert run(served, "hold", session, "--release", hold).returncode == 4
@@ -235,6 +236,29 @@ def test_cli_hold_waits_and_ctrl_c_withdraws_it(served: Served) -> None:
         assert run(served, "hold", "waits", "--release", hold).returncode == 0
         granted, _ = waiting.communicate(timeout=SECONDS_MAX)
     assert [each["hold"] for each in served.get(f"/v1/sessions/{session}")["holds"]] == [granted.strip()]
+
+
+def test_cli_export_and_bundle_write_new_private_files(served: Served, tmp_path: Path) -> None:
+    session = served.open(name="files")
+    run(served, "ask", "files", "hello")
+    export, bundle = tmp_path / "files.ndjson", tmp_path / "files.zip"
+    done = run(served, "export", "files", str(export))
+    assert done.stdout == f"wrote {export}, {export.stat().st_size} bytes\n"
+    assert export.read_bytes() == served.request("GET", f"/v1/sessions/{session}/export").body
+    assert run(served, "export", "files", "-").stdout == export.read_text()
+    assert run(served, "bundle", "files", str(bundle), "--no-text", "--format", "quiet").stdout == ""
+    with zipfile.ZipFile(bundle) as file:
+        assert "session.ndjson" in file.namelist()
+        assert b"hello" not in file.read("session.ndjson")
+    assert [each.stat().st_mode & 0o777 for each in (export, bundle)] == [0o600, 0o600]
+    again = run(served, "export", "files", str(export))
+    assert (again.returncode, again.stderr) == (
+        2,
+        f"banksman: cannot write {export}: it exists already (remove it, or use another name)\n",
+    )
+    assert run(served, "export", "none", str(tmp_path / "none")).returncode == 4
+    assert run(served, "bundle", "files", str(tmp_path / "no" / "folder")).returncode == 2
+    assert sorted(each.name for each in tmp_path.glob("files*")) == ["files.ndjson", "files.zip"]
 
 
 def test_cli_interrupt_stops_the_running_and_withdraws_a_waiting_turn(served: Served) -> None:

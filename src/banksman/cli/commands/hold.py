@@ -81,7 +81,7 @@ def _granted(client: Client, path: str, hold: dict[str, object]) -> dict[str, ob
     place = f"{path}/{segment(str(hold['hold']))}"
     try:
         while hold["at"] is None:
-            hold = client.get(f"{place}?wait={WAIT_SECONDS}")
+            hold = client.get(place, {"wait": WAIT_SECONDS})
     except KeyboardInterrupt:
         client.request("DELETE", place)
         raise

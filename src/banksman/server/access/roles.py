@@ -40,6 +40,7 @@ class Action(enum.Enum):
     ANSWER = "answer a question"
     INTERRUPT = "interrupt a turn"
     STEER = "reorder, rename, share, close, delete"
+    BUNDLE = "bundle a session for a bug report"
     METRICS = "read the metrics"
     OPERATE = "commands, hosts, usage, settings, drain, upgrade"
     GRANT = "make login links for the page"
@@ -153,4 +154,5 @@ def table() -> str:
 def _names_session(action: Action) -> bool:
     return action in (
         *(Action.READ, Action.ASK, Action.HOLD, Action.ANSWER, Action.INTERRUPT, Action.STEER),
+        Action.BUNDLE,
     )

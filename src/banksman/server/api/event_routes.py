@@ -165,7 +165,7 @@ async def of_session(call: RouteCall) -> HttpAnswer | Asgi:
             await source.begin(after or None),
             form,
             kind="session",
-            is_allowed=_guard(call, session),
+            is_allowed=guard(call, session),
         )
     return HttpAnswer(await page_after(session, after or None, wanted))
 
@@ -204,12 +204,10 @@ async def of_many(call: RouteCall) -> Asgi:
     )
     place = await (source.end() if after == NOW else source.begin(after or None))
     form = _form(call) or StreamForm.SSE
-    return Follower(
-        context.streams, source, place, form, kind="many", is_allowed=_guard(call, None)
-    )
+    return Follower(context.streams, source, place, form, kind="many", is_allowed=guard(call, None))
 
 
-def _guard(call: RouteCall, session: Session | None) -> Callable[[], Awaitable[bool]] | None:
+def guard(call: RouteCall, session: Session | None) -> Callable[[], Awaitable[bool]] | None:
     """Return the check that an open stream of a named caller repeats.
 
     The token may be revoked or expire, and the session may be shared with others only.
@@ -263,7 +261,7 @@ async def of_commands(call: RouteCall) -> Asgi:
         place,
         form or StreamForm.SSE,
         kind="commands",
-        is_allowed=_guard(call, None),
+        is_allowed=guard(call, None),
     )
 
 

@@ -172,6 +172,7 @@ _GROUPS = {
     "admin_routes": "operation",
     "command_routes": "commands",
     "event_routes": "events",
+    "export_routes": "sessions",
     "hold_routes": "holds",
     "host_routes": "hosts",
     "session_routes": "sessions",
@@ -227,7 +228,7 @@ _STREAM = {
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
     """Return the OpenAPI document of these routes."""
     queries = {route.query for route in routes if route.query is not None}
-    answers = {route.answer for route in routes if route.answer not in (None, str)}
+    answers = {route.answer for route in routes if route.answer not in (None, str, bytes)}
     bodies = {route.body for route in routes if route.body is not None}
     types = {Problem, OtherEvent, *EVENTS.values(), *MARKS, *queries, *answers, *bodies}
     components = make(sorted(types, key=lambda kind: kind.__name__))
@@ -349,8 +350,9 @@ def _accept(route: Route) -> dict[str, Any]:
 
 def _success(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if route.answer is str:
-        content[route.media_type] = {"schema": {"type": "string"}}
+    if route.answer in (str, bytes):
+        form = {} if route.answer is str else {"format": "binary"}
+        content[route.media_type] = {"schema": {"type": "string", **form}}
     elif route.answer is not None:
         content[route.media_type] = {"schema": reference(route.answer)}
     content |= {media_type: {"schema": _STREAM} for media_type in route.streams}

@@ -27,6 +27,8 @@ from banksman.server.streams.shared_pages import EncodedPage, LivePages, SharedP
 
 log = logging.getLogger("banksman.serve")
 
+# Whether the caller of an open stream may still have it.
+Allowed = Callable[[], Awaitable[bool]]
 # A revoked token's streams must end within a second.
 CHECK_SECONDS = 0.4
 # A stream shows one session, many sessions, or the ends of commands.
@@ -227,15 +229,36 @@ class EventStreams:
             if not mine and self.by_token.get(token) is mine:
                 del self.by_token[token]
 
+    @contextmanager
+    def opened(self, scope: Scope) -> Generator[None]:
+        """Count and register the response to this request. Raises a Problem if it may not be."""
+        state: dict[str, Any] = scope["state"]
+        token = bearer(Headers(scope=scope))
+        with self.place_for(state["client"]), self.opened_with(token, state["connection"]):
+            yield
+
+    @asynccontextmanager
+    async def guarded(
+        self, connection: Connection, is_allowed: Allowed | None
+    ) -> AsyncGenerator[None]:
+        """Abort the connection when the stream is not allowed any more."""
+        if is_allowed is None:
+            yield
+            return
+        task = asyncio.ensure_future(_abort_when_forbidden(connection, is_allowed))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+
     def revoke(self, token: str) -> None:
         """Abort all streams that were opened with this token, and drop unsent data."""
         for connection in self.by_token.pop(token, set()):
             connection.abort()
 
 
-async def _abort_when_forbidden(
-    connection: Connection, is_allowed: Callable[[], Awaitable[bool]]
-) -> None:
+async def _abort_when_forbidden(connection: Connection, is_allowed: Allowed) -> None:
     try:
         # No event tells of a change of the file of tokens, or of the clock.
         while await is_allowed():  # noqa: ASYNC110
@@ -260,7 +283,7 @@ class Follower(Generic[Place]):
         form: StreamForm,
         *,
         kind: str,
-        is_allowed: Callable[[], Awaitable[bool]] | None = None,
+        is_allowed: Allowed | None = None,
     ) -> None:
         """Prepare a stream that begins after `place`.
 
@@ -283,31 +306,13 @@ class Follower(Generic[Place]):
         self._is_waiting = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state: dict[str, Any] = scope["state"]
-        connection: Connection = state["connection"]
+        connection: Connection = scope["state"]["connection"]
         try:
-            with (
-                self._streams.place_for(state["client"]),
-                self._streams.opened_with(bearer(Headers(scope=scope)), connection),
-                self._streams.counts.following(self._kind),
-            ):
-                async with self._guarded(connection):
+            with self._streams.opened(scope), self._streams.counts.following(self._kind):
+                async with self._streams.guarded(connection, self._is_allowed):
                     await self._answer(connection, send, has_body=scope["method"] != "HEAD")
         except Problem as problem:
             await problem.response()(scope, receive, send)
-
-    @asynccontextmanager
-    async def _guarded(self, connection: Connection) -> AsyncGenerator[None]:
-        """Abort the connection when the stream is not allowed any more."""
-        if self._is_allowed is None:
-            yield
-            return
-        task = self._loop.create_task(_abort_when_forbidden(connection, self._is_allowed))
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait((task,))
 
     async def _answer(self, connection: Connection, send: Send, *, has_body: bool) -> None:
         content_type = (b"content-type", self._form.value.encode())

@@ -257,6 +257,17 @@ class Sessions(Struct):
     next: str | None
 
 
+class BundleSession(Query):
+    """What the archive for a bug report contains.
+
+    Attributes:
+        text: Whether it has the words of the conversation. Without them it has types, ids, names of
+            tools and models, and numbers.
+    """
+
+    text: bool = True
+
+
 class Clock(Struct):
     """A watchdog of the running turn.
 

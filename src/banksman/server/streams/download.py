@@ -1,0 +1,74 @@
+"""Response that sends a file while it is made, to one client.
+
+It counts as an event stream: the limit of streams of a client includes it, and it ends when its
+token is revoked. A failure in the middle aborts the connection, so that no client takes a part of
+the file for the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from banksman.errors import BanksmanError
+from banksman.server.http.connection import Connection, send_slices
+from banksman.server.problems import Problem
+from banksman.server.streams.follower import Allowed, EventStreams
+
+log = logging.getLogger("banksman.serve")
+
+
+class Download:
+    """ASGI response whose body comes in pieces."""
+
+    def __init__(
+        self,
+        streams: EventStreams,
+        pieces: AsyncGenerator[bytes],
+        *,
+        media_type: str,
+        name: str,
+        is_allowed: Allowed | None,
+    ) -> None:
+        """Prepare a response. `name`: the suggested file name. `is_allowed`: see `Follower`."""
+        self._streams = streams
+        self._pieces = pieces
+        self._is_allowed = is_allowed
+        self._headers = [
+            (b"content-type", media_type.encode()),
+            (b"content-disposition", f'attachment; filename="{name}"'.encode()),
+            (b"cache-control", b"no-store"),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection: Connection = scope["state"]["connection"]
+        try:
+            async with contextlib.aclosing(self._pieces):
+                with self._streams.opened(scope):
+                    async with self._streams.guarded(connection, self._is_allowed):
+                        await self._answer(connection, send, has_body=scope["method"] != "HEAD")
+        except Problem as problem:
+            await problem.response()(scope, receive, send)
+
+    async def _answer(self, connection: Connection, send: Send, *, has_body: bool) -> None:
+        start: dict[str, Any] = {"type": "http.response.start", "status": 200}
+        await send({**start, "headers": self._headers})
+        try:
+            async for piece in self._pieces if has_body else _nothing():
+                if connection.lost.done():
+                    return
+                await send_slices(send, piece)
+        except (BanksmanError, OSError) as exc:
+            log.error("a download was cut: %s", exc)
+            connection.abort()
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _nothing() -> AsyncGenerator[bytes]:
+    for piece in ():
+        yield piece
