@@ -108,8 +108,17 @@ def make(context: Context, *, token: str, port: int) -> ASGIApp:
         rate_limit=_rate_limit(context),
         proxies=TrustedProxies(context.settings.trusted_proxies),
     )
-    context.application = Application(RequestLogger(router))
-    return RequestLogger(authentication)
+    context.application = Application(_logged(context, router))
+    return _logged(context, authentication)
+
+
+def _logged(context: Context, app: ASGIApp) -> ASGIApp:
+    logged = RequestLogger(app)
+    if context.settings.otel_endpoint is None:
+        return logged
+    from banksman.server.ops.trace_logs import TracedRequests  # noqa: PLC0415
+
+    return TracedRequests(logged)
 
 
 def _rate_limit(context: Context) -> RateLimit | None:

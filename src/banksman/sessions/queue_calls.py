@@ -82,6 +82,17 @@ class QueueCalls(SessionLifecycle):
         """Return the id of the running turn of the session, which this host owns from now on."""
         return holder((await self._own()).driver.state)
 
+    @property
+    def running_trace(self) -> tuple[str, str | None] | None:
+        """The running turn and the `traceparent` of its ask; None if no turn runs here."""
+        if self._owned is None:
+            return None
+        state = self._driver.state
+        turn = state.own or state.turn
+        if turn is None:
+            return None
+        return turn.id, None if turn.ask is None else turn.ask.trace
+
     async def running_turns(self) -> list[str]:
         """Return the ids of the turns that an ask with `on_busy="interrupt"` can stop.
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from banksman import Event, __version__
 from banksman.errors import BanksmanError, UsageError
 from banksman.runtime.base_host import Host
+from banksman.server.ops import trace_logs
 from banksman.server.ops.turn_spans import MARKS, SpanData, TurnSpans
 from banksman.server.server_settings import ServerSettings
 from banksman.sessions.session import Session
@@ -50,7 +51,8 @@ async def reporting(host: Host, settings: ServerSettings) -> AsyncGenerator[None
     tasks = OwnedTasks()
     try:
         tasks.start(reporter.run())
-        yield
+        with trace_logs.tracing(host):
+            yield
     finally:
         await tasks.end()
         # The turns that ended with the server.

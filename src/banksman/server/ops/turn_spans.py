@@ -120,7 +120,7 @@ class TurnSpans:
         """The trace of the turn. A turn without one begins its own."""
         if self._context is not None:
             return self._context
-        return TraceContext(_hash(f"{self.session}/{self.turn}", 32), NO_PARENT)
+        return context_of(self.session, self.turn, None)
 
     def spans(self) -> list[SpanData]:
         """Return the spans; none if the trace is not recorded."""
@@ -175,8 +175,9 @@ class TurnSpans:
 
     # -- the spans --------------------------------------------------------------------------------
     def _owner_id(self, number: int) -> str:
-        first = None if number else traces.span_of(self.turn)
-        return first or _hash(f"{self.session}/{self.turn}/{number}", 16)
+        if not number:
+            return id_of(self.session, self.turn)
+        return _hash(f"{self.session}/{self.turn}/{number}", 16)
 
     def _owners(self) -> list[SpanData]:
         """Return the spans of the turn: one for each host that had it."""
@@ -231,6 +232,17 @@ class TurnSpans:
                 )
             )
         return found
+
+
+def context_of(session: str, turn: str, trace: str | None) -> TraceContext:
+    """Return the trace of a turn. `trace`: the `traceparent` of its ask; None begins another."""
+    found = None if trace is None else traces.parse(trace)
+    return found or TraceContext(_hash(f"{session}/{turn}", 32), NO_PARENT)
+
+
+def id_of(session: str, turn: str) -> str:
+    """Return the id of the span of a turn, on its first host."""
+    return traces.span_of(turn) or _hash(f"{session}/{turn}/0", 16)
 
 
 def _hash(text: str, digits: int) -> str:
