@@ -16,6 +16,7 @@ import yaml
 from banksman import Host, Kind
 from banksman.runtime.host_stats import OTHER_PHASES, PHASES
 from banksman.server.ops import metrics
+from banksman.server.ops.readiness import Unready
 from banksman.server.streams.follower import StreamCounts
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -102,3 +103,46 @@ def test_dashboard_and_alerts_pass_promtool(tmp_path: Path) -> None:
     for file in (ALERTS, written):
         done = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: make promtool")
+def test_alerts_of_an_unready_server_fire_in_time(tmp_path: Path) -> None:
+    def series(reason: str, values: str) -> dict[str, str]:
+        return {"series": f'banksman_unready{{instance="a",reason="{reason}"}}', "values": values}
+
+    def case(alert: str, at: str, **labels: str) -> dict[str, Any]:
+        found = [{"exp_labels": {"instance": "a", **labels}}] if labels else []
+        return {"alertname": alert, "eval_time": at, "exp_alerts": found}
+
+    unready = {"severity": "critical", "reason": "disk_nearly_full"}
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [series("disk_nearly_full", "0 1x9 0x9"), series("draining", "1x70")],
+            "alert_rule_test": [
+                case("BanksmanUnready", "2m"),
+                case("BanksmanUnready", "4m", **unready),
+                case("BanksmanUnready", "11m"),
+                case("BanksmanDrainsLong", "59m"),
+                case("BanksmanDrainsLong", "61m", severity="warning"),
+            ],
+        }
+    ]
+    rules = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
+    for rule in rules["groups"][0]["rules"]:
+        # promtool compares the words, too. Here the labels and the times matter.
+        del rule["annotations"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules), encoding="utf-8")
+    told = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump(told), encoding="utf-8")
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_name_reasons_that_exist() -> None:
+    known = {reason.name.lower() for reason in Unready}
+    for place, query in queries().items():
+        for named in re.findall(r'reason!?=~?"([^"]+)"', query):
+            assert set(named.split("|")) <= known, place

@@ -6,6 +6,7 @@ tests/server/test_problems.py has the drain, and tests/server/api/test_admin_rou
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,9 +22,20 @@ MEBIBYTE = 1 << 20
 MOUNT = 'mount -t tmpfs -o size=32m none "$0" && exec "$@"'
 
 
+def gauges(served: Served) -> set[str]:
+    """Return the reasons whose metric is 1."""
+    text = served.request("GET", "/metrics").body.decode()
+    found = re.findall(r'^banksman_unready{reason="(\w+)"} ([01]).0$', text, re.MULTILINE)
+    assert len(found) == 5
+    return {reason for reason, value in found if value == "1"}
+
+
 def reason(served: Served, path: str = "/readyz") -> str | None:
     """Return the reason why the server is not ready; None if it is ready."""
     answer = served.request("GET", path, token=False)
+    if path == "/readyz":
+        found = str(answer.json.get("type", "")).removeprefix("urn:banksman:").replace("-", "_")
+        assert gauges(served) == ({found} if found else set())
     if answer.status == 200:
         assert answer.json == {"status": "ok"}
         return None

@@ -58,7 +58,8 @@ async def show_metrics(call: RouteCall) -> HttpAnswer:
     context: Context = call.context
     return HttpAnswer(
         metrics.render(
-            context.host, context.streams.counts, context.webhooks, context.rate_limited
+            *(context.host, context.streams.counts, context.webhooks, context.rate_limited),
+            unready=readiness.reasons(context),
         ),
         media_type=metrics.CONTENT_TYPE,
     )

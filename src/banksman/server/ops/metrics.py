@@ -41,13 +41,15 @@ def render(
     counts: StreamCounts,
     webhooks: Mapping[str, TargetCounts] | None = None,
     rate_limited: int = 0,
+    unready: Mapping[str, bool] | None = None,
 ) -> bytes:
     """Render all metrics as of now. Call it in the host's event loop.
 
-    `rate_limited`: requests that were refused because their token has sent too many.
+    `rate_limited`: requests that were refused because their token has sent too many. `unready`:
+    whether each condition holds that makes the server unready.
     """
     registry = CollectorRegistry()
-    registry.register(_Collector(take(host), counts, webhooks or {}, rate_limited))
+    registry.register(_Collector(take(host), counts, webhooks or {}, rate_limited, unready or {}))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
@@ -59,11 +61,13 @@ class _Collector(Collector):
         counts: StreamCounts,
         webhooks: Mapping[str, TargetCounts],
         rate_limited: int,
+        unready: Mapping[str, bool],
     ) -> None:
         self._stats = stats
         self._counts = counts
         self._webhooks = webhooks
         self._rate_limited = rate_limited
+        self._unready = unready
 
     def describe(self) -> list[Metric]:
         """Describe nothing: otherwise the registry would run `collect` to learn the names."""
@@ -71,6 +75,12 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield _build()
+        yield _gauges(
+            "banksman_unready",
+            "1 for each reason why /readyz answers 503; all are 0 if the server is ready",
+            "reason",
+            self._unready,
+        )
         yield from _sessions(self._stats)
         yield from _usage(self._stats)
         yield from _traffic(self._stats)

@@ -40,15 +40,27 @@ class Unready(enum.Enum):
 
 def find(context: Context) -> Unready | None:
     """Return the first reason why this server is not ready; None if it is ready."""
-    if context.is_closing:
-        return Unready.HANDING_OVER if context.is_handing_over else Unready.DRAINING
-    if context.member is not None and context.member.is_draining:
-        return Unready.DRAINING
-    if context.proxy is not None and not context.proxy.cluster.hosts.is_held:
-        return Unready.CLUSTER_UNREACHABLE
-    if not has_working_store(context.host):
-        return Unready.STORE_BROKEN
-    return Unready.DISK_NEARLY_FULL if _is_nearly_full(context) else None
+    return next((reason for reason in Unready if _holds(reason, context)), None)
+
+
+def reasons(context: Context) -> dict[str, bool]:
+    """Return whether each condition holds that makes a server unready, by its name for metrics."""
+    return {reason.name.lower(): _holds(reason, context) for reason in Unready}
+
+
+def _holds(reason: Unready, context: Context) -> bool:
+    match reason:
+        case Unready.HANDING_OVER:
+            return context.is_closing and context.is_handing_over
+        case Unready.DRAINING:
+            is_leaving = context.member is not None and context.member.is_draining
+            return is_leaving or (context.is_closing and not context.is_handing_over)
+        case Unready.CLUSTER_UNREACHABLE:
+            return context.proxy is not None and not context.proxy.cluster.hosts.is_held
+        case Unready.STORE_BROKEN:
+            return not has_working_store(context.host)
+        case Unready.DISK_NEARLY_FULL:
+            return _is_nearly_full(context)
 
 
 def _is_nearly_full(context: Context) -> bool:
