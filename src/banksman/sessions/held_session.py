@@ -254,7 +254,8 @@ async def claim(
 async def end(store: str, session: str) -> None:
     """End what waits for a host of a deleted session: no host can continue it."""
     argv = (b"agent",)
-    for id, name in list(_recorded(store, msgspec.json.encode(session))):
+    lines = list(hold_record.first_lines(msgspec.json.encode(session)))
+    for id, name in _recorded(lines, store):
         if id == session:
             with _closing_unless_continued(session, "was handed over") as processes:
                 processes.append(
@@ -262,7 +263,7 @@ async def end(store: str, session: str) -> None:
                 )
                 processes[0].close()
             hold_record.remove(name)
-    for name, header in crash_record.find(store, session):
+    for name, header in crash_record.among(lines, store, session):
         await _claim_kept(name, header, None, argv, None)
         hold_record.remove(name)
 

@@ -438,9 +438,9 @@ class Session(BlockingSession):
     def stderr(self) -> str:
         """Return what the agent's process has written to stderr: at most 64 KiB, both ends of it.
 
-        Also an unfinished line, such as a prompt. Without the secrets of the host, and an end that
-        may be the beginning of one. Empty without a process. `NotOwner`: the process belongs to
-        another host.
+        Also an unfinished line, such as a prompt. Text that an earlier host has read, before a
+        hand-over, is not in it, nor are secrets of the host, or an end that may be the beginning
+        of one. Empty without a process. `NotOwner`: the process belongs to another host.
         """
         return self._bridge.look(self._inner.stderr)
 
