@@ -35,9 +35,38 @@ def test_fall_back_starts_with_the_containment_of_the_first_profile(tmp_path: Pa
         assert answer.status == 201, answer
         session = answer.json["id"]
         assert ("WRAPPED=spare" in environment(served, session)) == bool(own)
-        why = served.get(f"/v1/sessions/{session}/why")
-        limits = Path(f"/proc/{why['pids'][0]}/limits").read_text(encoding="utf-8")
-        assert [line.split()[3:5] for line in limits.splitlines() if "open files" in line] == [["200", "200"]]
+        assert open_files(served, session) == ["200", "200"]
+
+
+@pytest.mark.parametrize("now", ["limits = { nofile = 300 }", ""])
+def test_session_gets_the_new_containment_of_its_profile_by_its_name(tmp_path: Path, now: str) -> None:
+    """No caller has chosen the old one, and the operator has replaced it."""
+    profile(tmp_path, "first", fake_agent.command(), "limits = { nofile = 200 }")
+    variables = {"XDG_CONFIG_HOME": str(tmp_path)}
+    body = {"agent": "first", "name": "s"}
+    with Served(tmp_path / "server", variables=variables) as served:
+        session = served.request("POST", "/v1/sessions", body).json["id"]
+        served.stop()
+        profile(tmp_path, "first", fake_agent.command(), now)
+        served.start()
+        answer = served.request("POST", f"/v1/sessions/{session}/turns", {"prompt": "hello"})
+        assert answer.status == 403
+        if not now:
+            # Nothing says what it should be.
+            assert "or state agent_limits there" in answer.json["hint"]
+            assert served.request("POST", "/v1/sessions", body).status == 403
+            return
+        assert answer.json["hint"] == "open the session by its name"
+        assert served.request("POST", "/v1/sessions", body).status == 201
+        assert open_files(served, session) == ["300", "300"]
+
+
+def open_files(served: Served, session: str) -> list[str]:
+    """The limit of the agent's process, after a turn."""
+    assert served.outcome(session, served.ask(session, "hello"))["kind"] == "done"
+    (pid,) = served.get(f"/v1/sessions/{session}/why")["pids"]
+    lines = Path(f"/proc/{pid}/limits").read_text(encoding="utf-8").splitlines()
+    return next(line.split()[3:5] for line in lines if "open files" in line)
 
 
 def test_survival_ends_when_it_is_withdrawn(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ async def _open(
         survive=policy.survive(body.survive),
         caller=caller.name,
         only_own=caller.role not in OPERATORS,
-        **policy.containment(**{part: getattr(body, part) for part in PARTS}),
+        **policy.containment(profile.containment, **{part: getattr(body, part) for part in PARTS}),
     )
 
 

@@ -19,6 +19,7 @@ from banksman.errors import UsageError
 from banksman.server.problems import Problem
 from banksman.server.server_settings import ServerSettings
 from banksman.sessions import command_prefix, containment, known_agents
+from banksman.sessions.containment import Containment
 from banksman.sessions.session_spec import NotPermitted
 
 log = logging.getLogger("banksman.serve")
@@ -113,10 +114,14 @@ class StartPolicy:
                 "open the session by its name",
             )
 
-    def containment(self, **parts: Any) -> dict[str, Any]:
+    def containment(
+        self, usual: Containment = containment.NOTHING, /, **parts: Any
+    ) -> dict[str, Any]:
         """Return what an agent may use: the parts that a caller chooses, and those of the settings.
 
-        A part that is None is not chosen.
+        A part that is None is not chosen. `usual`: of the agent's profile. A session that is opened
+        again keeps what it had, so the parts that are not for callers are stated: the profile may
+        have changed.
         """
         chosen = {name: value for name, value in parts.items() if value is not None}
         for name in chosen:
@@ -125,7 +130,8 @@ class StartPolicy:
             # The path that was checked is the one that is started.
             if self._allowed is not None and (words := _program(name, value)):
                 chosen[name] = self.command(words)
-        return {**self._containment.parts(), **chosen}
+        fixed = {name: value for name, value in usual.parts().items() if name not in self._choices}
+        return {**fixed, **self._containment.parts(), **chosen}
 
     def survive(self, wanted: str | None) -> str | None:
         """Return what an agent survives, if callers may choose that."""
@@ -162,12 +168,8 @@ class StartPolicy:
         if not foreign:
             return
         hint = "open the session by its name"
-        # An open by name replaces the parts that the settings state, and keeps the others.
-        if kept := [
-            name
-            for name in foreign
-            if name != "survive" and getattr(self._containment, name) is None
-        ]:
+        # An open by name replaces the parts that are stated now, and keeps the others.
+        if kept := [name for name in foreign if name != "survive" and getattr(usual, name) is None]:
             hint = (
                 f"add {', '.join(kept)} to callers_choose = […] in the settings, or state "
                 f"agent_{kept[0]} there and open the session by its name, or delete the session"
