@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import time
@@ -37,7 +38,7 @@ from banksman.core.session.event import PROCESS_ADOPTED, Entry, entry
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
 from banksman.core.session.state import ProcessPhase, Replacement, Session
-from banksman.errors import BanksmanError, Refused, StoreTooNew
+from banksman.errors import BanksmanError, MachineError, Refused, StoreTooNew
 from banksman.process import adoption, hold_record
 from banksman.process.adoption import Claimed
 from banksman.process.lease_page import LeasePage
@@ -225,7 +226,8 @@ async def claim(
 
     `store`: see `Log.identity`.
 
-    Never raises for a process that cannot be continued: that one is ended by its keeper.
+    Never raises for a process that cannot be continued: that one is ended by its keeper. Raises
+    `MachineError` if this host has too few fds to claim it: the process still waits for a host.
     """
     argv = tuple(os.fsencode(word) for word in (past.opened or {}).get("command") or ("agent",))
     adopted: Adopted | None = None
@@ -240,7 +242,12 @@ async def claim(
     try:
         for name, header in crash_record.among(lines, store, session):
             with_state = None if adopted is not None else (past, config)
-            found = await _claim_kept(name, header, with_state, argv, lease)
+            try:
+                found = await _claim_kept(name, header, with_state, argv, lease)
+            except MachineError:
+                if adopted is None:
+                    raise
+                continue  # A process before that one. Its keeper ends it.
             if found is None:
                 hold_record.remove(name)
             adopted = adopted or found
@@ -273,7 +280,8 @@ def _closing_unless_continued(session: str, what: str) -> Generator[list[Claimed
     """Close the claimed process of the block if an exception leaves it.
 
     Its keeper ends the process. The block adds the process to the list. An error of the claim is
-    logged and suppressed; any other exception leaves this block too.
+    logged and suppressed; any other exception leaves this block too. So does a lack of fds before
+    the claim: the hold goes on, and this host or another one can try again.
     """
     claimed: list[Claimed] = []
     try:
@@ -281,9 +289,13 @@ def _closing_unless_continued(session: str, what: str) -> Generator[list[Claimed
     except BaseException as exc:
         for process in claimed:
             process.close()
-        if not isinstance(exc, BanksmanError):
+        if not isinstance(exc, BanksmanError) or (not claimed and _is_lack_of_fds(exc)):
             raise
         log.warning("session %s: its process %s and is lost: %s", session, what, exc)
+
+
+def _is_lack_of_fds(exc: BanksmanError) -> bool:
+    return isinstance(exc, MachineError) and exc.errno in {errno.EMFILE, errno.ENFILE}
 
 
 async def _claim_handed(  # noqa: PLR0917

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from tests.server.api.test_session_routes import wait_for
 from tests.server.kit import SECONDS_MAX, Answer, Served
-from tests.server.ops.test_server_hand_over import echo, processes, reap, restart, say, serving
+from tests.server.ops.test_server_hand_over import echo, end, processes, reap, restart, say, serving
 from tests.thorough import thorough
 
 pytestmark = thorough
@@ -166,3 +168,45 @@ def test_answer_in_the_middle_of_a_restart_is_given_once(served: Served) -> None
         of_question = [event for event in events if event["body"].get("question") == question]
         assert [event["kind"] for event in of_question] == ["question.asked", "question.answered"]
         assert of_question[1]["body"]["answer"] == "allow"
+
+
+# Kills itself or gets TERM before, in or after its take-over.
+EARLY = """
+import os, signal, sys
+from banksman.server.ops import server_hand_over
+take = server_hand_over.take
+async def disturbed(*words):
+    if sys.argv[1] == "before":
+        os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+    await take(*words)
+    if sys.argv[1] == "after":
+        os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+server_hand_over.take = disturbed
+from banksman.cli import main
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_server_that_gets_term_in_its_take_over_hands_over_again(served: Served, tmp_path: Path, moment: str) -> None:
+    work = Work(served, tmp_path)
+    id = echo(served)
+    end(served)
+    words = [sys.executable, "-c", EARLY, moment, "SIGTERM", "serve", "--config", str(served.folder / "config.toml")]
+    env = {**os.environ, "XDG_STATE_HOME": str(served.folder / "state")}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    served.start()
+    work.check()
+    say(served, id, "still")
+
+
+def test_server_that_is_killed_before_its_take_over_loses_nothing(served: Served, tmp_path: Path) -> None:
+    work = Work(served, tmp_path)
+    end(served)
+    words = [sys.executable, "-c", EARLY, "before", "SIGKILL", "serve", "--config", str(served.folder / "config.toml")]
+    env = {**os.environ, "XDG_STATE_HOME": str(served.folder / "state")}
+    done = subprocess.run(words, env=env, capture_output=True, timeout=SECONDS_MAX, check=False)
+    assert done.returncode == -signal.SIGKILL
+    served.start()
+    work.check()
