@@ -1,101 +1,138 @@
-"""CPU time that the spans of turns cost a host: the same turns with and without a reporter.
+"""CPU time that the spans of turns cost a server: the same turns with and without `otel_endpoint`.
 
-Each turn writes FRAMES frames, at the pace of an agent that streams, and uses a tool. A collector
-in another process takes the spans and drops them. The agents are other processes, so the numbers
-are those of the host alone: its event loop, the threads of the store and that of the exporter.
+Two servers run: one exports spans, one does not. Both get the same turns at the same time, so what
+slows the machine slows both. The number is the CPU time (user and system) of the server process
+with all its threads, up to the arrival of the last span. Neither the agents nor the collector are
+in it.
+
+Each turn streams FRAMES frames at the pace of an agent, and uses a tool. No client follows the
+events: each one would add to the cost of a turn, and so lower the share of the spans.
 """
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
-import tempfile
-import time
-from contextlib import AbstractAsyncContextManager, nullcontext
-from pathlib import Path
+import statistics
+import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from banksman import Host, Session
-from banksman.server.ops import telemetry
-from banksman.server.server_settings import ServerSettings
 from banksman.testing import fake_agent
 from bench.measure import goal
+from bench.serving import SECONDS_MAX, Server, served
 
 FRAMES = 200
 FRAME_SECONDS = 0.005
 SESSIONS = 5
-TURNS = 4
-ROUNDS = 5
+TURNS = 6
+ROUNDS = 4
 SHARE_MAX = 0.05
-COLLECTOR = """
-import http.server
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-    def log_message(self, *_):
-        pass
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_address[1], flush=True)
-server.serve_forever()
-"""
+# The spans of a turn: the turn, its queue time and its tool.
+SPANS = 3
 
 
-async def seconds_of(host: Host, reporting: AbstractAsyncContextManager[None]) -> float:
-    """Run turns in some sessions, and return the CPU seconds of this process for one turn.
+class Collector:
+    """Receiver of spans that only counts them. Runs in a thread of this process."""
 
-    The end of the report is a part of it: the last spans are made and sent there.
-    """
+    def __init__(self) -> None:
+        self._spans = 0
+        self._changed = threading.Condition()
+        take = self._take
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                take(self.rfile.read(int(self.headers["Content-Length"])))
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def _take(self, body: bytes) -> None:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+            ExportTraceServiceRequest,
+        )
+
+        request = ExportTraceServiceRequest.FromString(body)
+        scopes = [scope for each in request.resource_spans for scope in each.scope_spans]
+        with self._changed:
+            self._spans += sum(len(scope.spans) for scope in scopes)
+            self._changed.notify_all()
+
+    def wait(self, spans: int) -> None:
+        """Wait for this number of spans, and forget them."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._spans >= spans, SECONDS_MAX), self._spans
+            self._spans -= spans
+
+
+@contextmanager
+def collecting() -> Generator[Collector]:
+    collector = Collector()
+    thread = threading.Thread(target=collector.server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield collector
+    finally:
+        collector.server.shutdown()
+        thread.join()
+        collector.server.server_close()
+
+
+def opened(server: Server) -> list[str]:
     script = {"prompt": [f"stream {FRAMES} {FRAME_SECONDS}", "tool_use Bash", "tool_result done"]}
-    command = fake_agent.command({**script, "prompt hello": []})
-    sessions = [await host.open("claude", command=command) for _ in range(SESSIONS)]
-
-    async def work(session: Session) -> None:
-        for _ in range(TURNS):
-            await (await session.ask("go")).outcome()
-
-    async with reporting:
-        for session in sessions:
-            await (await session.ask("hello")).outcome()
-        began = time.process_time()
-        await asyncio.gather(*map(work, sessions))
-    seconds = time.process_time() - began
+    body = {"command": fake_agent.command({**script, "prompt hello": []})}
+    sessions = [server.request("POST", "/v1/sessions", body)["id"] for _ in range(SESSIONS)]
     for session in sessions:
-        await session.close()
-    return seconds / TURNS / SESSIONS
+        server.wait_done(session, server.ask(session, "hello"))
+    return sessions
 
 
-async def measure(folder: Path, endpoint: str) -> tuple[float, float]:
-    """Return the seconds of a turn without spans and with them: the least of several rounds."""
-    without: list[float] = []
-    traced: list[float] = []
-    settings = ServerSettings(otel_endpoint=endpoint)
-    async with Host(f"sqlite:{folder / 'store.db'}") as host:
-        for _ in range(ROUNDS):
-            without.append(await seconds_of(host, nullcontext()))
-            traced.append(await seconds_of(host, telemetry.reporting(host, settings)))
-    return min(without), min(traced)
+def seconds_of(server: Server, sessions: list[str], collector: Collector | None) -> float:
+    """Run the turns, and return the CPU seconds of the server for one of them."""
+
+    def work(session: str) -> None:
+        for _ in range(TURNS):
+            server.wait_done(session, server.ask(session, "go"))
+
+    began = server.cpu_seconds()
+    with ThreadPoolExecutor(SESSIONS) as pool:
+        list(pool.map(work, sessions))
+    if collector is not None:
+        collector.wait(SESSIONS * TURNS * SPANS)
+    return (server.cpu_seconds() - began) / SESSIONS / TURNS
+
+
+def measure() -> tuple[list[float], list[float]]:
+    """Return the seconds of a turn without spans and with them, for each round."""
+    with (
+        collecting() as collector,
+        served() as plain,
+        served(otel_endpoint=collector.url) as traced,
+        ThreadPoolExecutor(2) as both,
+    ):
+        sides = [(plain, opened(plain), None), (traced, opened(traced), collector)]
+        # The turns of `opened` have no tool.
+        collector.wait(SESSIONS * (SPANS - 1))
+        rounds = [list(both.map(lambda side: seconds_of(*side), sides)) for _ in range(ROUNDS)]
+    return [each[0] for each in rounds], [each[1] for each in rounds]
 
 
 def main() -> None:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(
-            [sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True
-        ) as collector,
-    ):
-        assert collector.stdout is not None
-        try:
-            endpoint = f"http://127.0.0.1:{int(collector.stdout.readline())}"
-            without, traced = asyncio.run(measure(Path(folder), endpoint))
-        finally:
-            collector.kill()
-    share = traced / without - 1
-    print(f"CPU time of the host for a turn of {FRAMES} frames and a tool")
-    print(f"  without spans {without * 1e3:8.2f} ms")
-    print(f"  with spans    {traced * 1e3:8.2f} ms")
+    without, traced = measure()
+    share = sum(traced) / sum(without) - 1
+    shares = [after / before - 1 for before, after in zip(without, traced, strict=True)]
+    print(f"CPU time of the server for a turn of {FRAMES} frames and a tool, {ROUNDS} rounds")
+    for name, found in (("without spans", without), ("with spans", traced)):
+        print(f"  {name:13} {statistics.mean(found) * 1e3:8.2f} ms")
+    more = statistics.mean(traced) - statistics.mean(without)
+    by_round = " ".join(f"{each:+.1%}" for each in shares)
+    print(f"  the spans     {more * 1e3:8.2f} ms, in each round {by_round}")
     goal(f"spans cost less than {SHARE_MAX:.0%} of a turn", f"{share:+.1%}", share < SHARE_MAX)
 
 
