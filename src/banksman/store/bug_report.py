@@ -67,7 +67,7 @@ async def archive(
     `parts`: the contents of further members, by name. A part that fails is listed with its error.
     Raises `UsageError` before the first piece if the session does not exist or has no events.
     """
-    known = found(log, session)
+    known = await found(log, session)
     first = max(known.first, known.seq - EVENTS_MAX + 1)
     is_cut = first > known.first
     sent = _Sent()

@@ -200,7 +200,7 @@ async def bundle(
     `UsageError` if the session does not exist or has no events, or if the file exists. After a
     failure no partial file remains.
     """
-    known = found(log, session)
+    known = await found(log, session)
     await write_new(path, lines(log, known, scrubber(secrets), is_text_kept=text))
 
 

@@ -52,10 +52,10 @@ async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
     not exist or has no events. Raises `StoreError` if it is deleted, or trimmed past the current
     event, during the export. The lines yielded until then have no end line.
     """
-    known = found(log, session)
+    known = await found(log, session)
     snapshot = await log.snapshot(known.id) if known.first > 1 else None
     if snapshot is not None:
-        known = found(log, session)  # The session has reached at least its snapshot.
+        known = await found(log, session)  # The session has reached at least its snapshot.
     header = {
         **{
             "banksman": "session",
@@ -93,9 +93,13 @@ async def export_to(log: Log, session: str, path: str | os.PathLike[str]) -> Non
     await write_new(path, export(log, session))
 
 
-def found(log: Log, session: str) -> KnownSession:
+async def found(log: Log, session: str) -> KnownSession:
     """Find a session that has at least one event, or raise `UsageError`."""
     known = log.find(session)
+    if known is not None:
+        # A log of many hosts learns of the events of another host when it reads them.
+        await log.read(known.id, known.seq, 1)
+        known = log.find(known.id)
     if known is None:
         message = f"there is no session {session!r:.100}"
         raise UsageError(message, hint="pass its id or its name", session=session)

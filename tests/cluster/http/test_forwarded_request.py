@@ -189,6 +189,28 @@ def test_interrupt_and_close_through_front_end_reach_the_owner(fronts: tuple[Ser
 
 
 @pytest.mark.thorough
+def test_hold_and_files_through_front_end_reach_the_owner(fronts: tuple[Served, Served]) -> None:
+    front, other = fronts
+    session = front.open(name="held-afar")
+    path = f"/v1/sessions/{session}"
+    first, second = front.post(f"{path}/holds", {"caller": "ann"}), other.post(f"{path}/holds")
+    assert (first["caller"], first["at"] is None, second["at"]) == ("ann", False, None)
+    assert [each["hold"] for each in other.get(path)["holds"]] == [first["hold"], second["hold"]]
+    outsider = other.ask(session, "outsider")
+    front.outcome(session, other.ask(session, "mine", hold=first["hold"]))
+    assert [each["turn"] for each in front.get(path)["queue"]] == [outsider]
+    # Longer than the time in which an owner must answer a read.
+    assert front.get(f"{path}/holds/{second['hold']}?wait=3")["at"] is None
+    for hold in (first, second):
+        assert other.request("DELETE", f"{path}/holds/{hold['hold']}").status == 204
+    assert front.request("GET", f"{path}/holds/{first['hold']}").status == 404
+    front.outcome(session, outsider)
+    export = front.request("GET", f"{path}/export")
+    assert (export.status, b"outsider" in export.body) == (200, True), export.body
+    bundle = other.request("GET", f"{path}/bundle")
+    assert (bundle.status, bundle.body[:2]) == (200, b"PK")
+
+
 def test_ask_waits_for_takeover_when_its_host_is_killed(many: Fleet) -> None:
     hosts = {name: many.host(name) for name in ("a", "b")}
     front = many.front()

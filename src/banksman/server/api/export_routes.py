@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from banksman import Ended, execute
-from banksman.errors import CommandError, UsageError
+from banksman.errors import CommandError
 from banksman.server.access.roles import Action
 from banksman.server.api import admin_routes, event_routes, session_routes
 from banksman.server.api.messages import session_messages as messages
@@ -23,37 +23,32 @@ DOCTOR_SECONDS_MAX = 30.0
 
 async def export(call: RouteCall) -> Asgi:
     """Send the log of a session as a file: secrets were removed before it was stored."""
-    session = _with_events(call)
+    session: Session = call.context.session(call.path["id"])
     pieces = call.context.host.export_lines(session.id)
-    return Download(
-        call.context.streams,
-        pieces,
-        media_type=StreamForm.NDJSON.value,
-        name=f"{session.id}.ndjson",
-        is_allowed=event_routes.guard(call, session),
-    )
+    name = f"{session.id}.ndjson"
+    return await _download(call, session, pieces, media_type=StreamForm.NDJSON.value, name=name)
 
 
 async def bundle(call: RouteCall) -> Asgi:
     """Send an archive for a bug report, without secrets and personal data."""
     query: messages.BundleSession = call.query
-    session = _with_events(call)
+    session: Session = call.context.session(call.path["id"])
     pieces = call.context.host.bug_report(session.id, _parts(call, session), text=query.text)
+    return await _download(call, session, pieces, media_type=ZIP, name=f"{session.id}.zip")
+
+
+async def _download(
+    call: RouteCall, session: Session, pieces: AsyncGenerator[bytes], *, media_type: str, name: str
+) -> Asgi:
     return Download(
         call.context.streams,
+        # Here an error is still an answer: the session has no events.
+        await anext(pieces),
         pieces,
-        media_type=ZIP,
-        name=f"{session.id}.zip",
+        media_type=media_type,
+        name=name,
         is_allowed=event_routes.guard(call, session),
     )
-
-
-def _with_events(call: RouteCall) -> Session:
-    session: Session = call.context.session(call.path["id"])
-    if session.known is None or not session.known.seq:
-        hint = "ask it something first"
-        raise UsageError(f"cannot export session {session.id}: it has no events", hint=hint)
-    return session
 
 
 def _parts(call: RouteCall, session: Session) -> dict[str, Callable[[], Awaitable[bytes]]]:

@@ -28,14 +28,19 @@ class Download:
     def __init__(
         self,
         streams: EventStreams,
+        first: bytes,
         pieces: AsyncGenerator[bytes],
         *,
         media_type: str,
         name: str,
         is_allowed: Allowed | None,
     ) -> None:
-        """Prepare a response. `name`: the suggested file name. `is_allowed`: see `Follower`."""
+        """Prepare a response. `first`: the piece before `pieces`. `name`: the suggested file name.
+
+        `is_allowed`: see `Follower`.
+        """
         self._streams = streams
+        self._first = first
         self._pieces = pieces
         self._is_allowed = is_allowed
         self._headers = [
@@ -58,17 +63,14 @@ class Download:
         start: dict[str, Any] = {"type": "http.response.start", "status": 200}
         await send({**start, "headers": self._headers})
         try:
-            async for piece in self._pieces if has_body else _nothing():
-                if connection.lost.done():
-                    return
-                await send_slices(send, piece)
+            if has_body:
+                await send_slices(send, self._first)
+                async for piece in self._pieces:
+                    if connection.lost.done():
+                        return
+                    await send_slices(send, piece)
         except (BanksmanError, OSError) as exc:
             log.error("a download was cut: %s", exc)
             connection.abort()
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _nothing() -> AsyncGenerator[bytes]:
-    for piece in ():
-        yield piece
