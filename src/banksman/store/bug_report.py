@@ -30,6 +30,8 @@ SESSION_BYTES_MAX = 256 << 20
 PART_BYTES_MAX = 4 << 20
 # Bytes that are compressed in one go.
 PIECE_BYTES = 256 << 10
+# Lines that are made without a pause. Other tasks of the loop wait for them.
+LINES_AT_ONCE = 16
 # Members of Banksman's own messages whose strings stay without the text: words, ids and numbers.
 FACTS = bundle.STRUCTURE | frozenset(
     (
@@ -108,7 +110,7 @@ async def _member(
 ) -> AsyncGenerator[bytes | dict[str, Any]]:
     """Yield the pieces of one member, then its entry for the manifest."""
     told: dict[str, Any] = {"name": name, "complete": True}
-    size = 0
+    size = lines = 0
     waiting = bytearray()
     info = zipfile.ZipInfo(name, time.localtime()[:6])
     info.compress_type = zipfile.ZIP_DEFLATED
@@ -121,6 +123,9 @@ async def _member(
                     break
                 size += len(data)
                 waiting += data
+                lines += 1
+                if lines % LINES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if len(waiting) >= PIECE_BYTES:
                     await asyncio.to_thread(member.write, bytes(waiting))
                     waiting.clear()

@@ -7,6 +7,7 @@ the file for the whole.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
@@ -20,6 +21,9 @@ from banksman.server.problems import Problem
 from banksman.server.streams.follower import Allowed, EventStreams
 
 log = logging.getLogger("banksman.serve")
+
+# Small pieces, such as lines, are sent together.
+PIECE_BYTES = 64 << 10
 
 
 class Download:
@@ -64,11 +68,18 @@ class Download:
         await send({**start, "headers": self._headers})
         try:
             if has_body:
-                await send_slices(send, self._first)
+                waiting = bytearray(self._first)
                 async for piece in self._pieces:
+                    waiting += piece
+                    if len(waiting) < PIECE_BYTES:
+                        continue
                     if connection.lost.done():
                         return
-                    await send_slices(send, piece)
+                    await send_slices(send, bytes(waiting))
+                    waiting.clear()
+                    # The pieces may come from memory, and the kernel may take all: let others run.
+                    await asyncio.sleep(0)
+                await send_slices(send, bytes(waiting))
         except (BanksmanError, OSError) as exc:
             log.error("a download was cut: %s", exc)
             connection.abort()
