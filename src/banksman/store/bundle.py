@@ -39,6 +39,8 @@ is plain text.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import importlib.metadata
 import json
 import os
@@ -78,6 +80,9 @@ SHOWN = frozenset(
 # Limits of the streamed pieces that are examined together. Beyond them a new text begins.
 RUN_FRAMES_MAX = 20_000
 RUN_BYTES_MAX = 16 << 20
+
+# A larger frame is cleaned in a thread: the patterns need 0.3 s for a MiB.
+THREAD_BYTES_MIN = 16 << 10
 
 # Members whose strings stay: without them a frame cannot be understood, or matched to its answer.
 STRUCTURE = frozenset(
@@ -275,10 +280,16 @@ async def lines(
             line: dict[str, Any] = {"at": round(event.at - begin, 6), "seq": event.seq}
             line |= {"turn": event.turn, "kind": event.kind}
             if event.is_frame:
-                line |= frame_of(in_strings(data if is_text_kept else masked(data), scrub))
+                clean = functools.partial(_clean, data, scrub, is_text_kept=is_text_kept)
+                is_small = len(data) < THREAD_BYTES_MIN
+                line |= frame_of(clean() if is_small else await asyncio.to_thread(clean))
             elif body := _shown(event.data):
                 line["body"] = body
             yield line_of(line)
+
+
+def _clean(data: bytes, scrub: Scrub, *, is_text_kept: bool) -> bytes:
+    return in_strings(data if is_text_kept else masked(data), scrub)
 
 
 async def _runs(events: AsyncIterator[Event]) -> AsyncGenerator[list[Event]]:
