@@ -18,6 +18,7 @@ restricts itself after its first command must not run the next command outside o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -208,10 +209,15 @@ def parse_limits(
 def check_allowed(limits: Mapping[str, Any] | None) -> None:
     """Raise `UsageError` if the kernel refuses these parsed limits to this process.
 
-    The keeper would fail in the same way, but only when the process starts.
+    The keeper would fail in the same way, but only when the process starts. So nothing is refused
+    if /proc cannot be read.
     """
-    if limits is None or sys.platform != "linux":
-        return
+    if limits is not None and sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            _check_allowed(limits)
+
+
+def _check_allowed(limits: Mapping[str, Any]) -> None:
     has = _effective_capabilities()
     for number, (_, hard) in limits["rlimits"]:
         name = next(name for name, known in _RLIMIT_NAMES.items() if known == number)
@@ -228,9 +234,11 @@ def check_allowed(limits: Mapping[str, Any] | None) -> None:
     least_nice = min(own_nice, 20 - min(resource.getrlimit(resource.RLIMIT_NICE)[0], 40))
     if nice is not None and nice < least_nice and not has & _SYS_NICE:
         _refuse("nice", nice, f"at least {least_nice}; less needs CAP_SYS_NICE")
+    if score is None or has & _SYS_RESOURCE:
+        return
     # A process that has raised its score may lower it again, usually to 0.
     least_score = min(int(syscalls.read_proc("self/oom_score_adj", 32)), 0)
-    if score is not None and score < least_score and not has & _SYS_RESOURCE:
+    if score < least_score:
         _refuse("oom_score_adj", score, f"at least {least_score}; less needs CAP_SYS_RESOURCE")
 
 

@@ -150,7 +150,7 @@ def is_undelegated(base: str) -> bool:
     while base != mount and not base.endswith(_UNITS):
         base = os.path.dirname(base)
     try:
-        return os.getxattr(base, _DELEGATED) != b"1"
+        return syscalls.getxattr(base, _DELEGATED) != b"1"
     except OSError:
         return True
 
@@ -237,7 +237,7 @@ def _base(needed: Collection[str]) -> tuple[str, list[str]]:
 
 def _is_read_only(base: str) -> bool:
     try:
-        return bool(os.statvfs(base).f_flag & os.ST_RDONLY)
+        return bool(syscalls.statvfs(base).f_flag & os.ST_RDONLY)
     except OSError:
         return False  # It is not there.
 

@@ -43,7 +43,7 @@ CALLS = (
         "recv_fds",
     ),
     *("open_pty", "ioctl", "chown", "become_user", "accept", "unlink"),
-    *("mkdir", "rmdir"),
+    *("mkdir", "rmdir", "statvfs", "getxattr"),
     *("splice", "pread", "pwrite", "ftruncate", "position", "seek"),
 )
 

@@ -65,6 +65,7 @@ chown = os.chown
 unlink = os.unlink
 mkdir = os.mkdir
 rmdir = os.rmdir
+statvfs = os.statvfs
 
 
 # /proc as it was when this process began. If a command mounts something over /proc, this process
@@ -241,6 +242,11 @@ def become_user(uid: int, gid: int, groups: Sequence[int]) -> None:
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
+
+
+def getxattr(path: str, name: str) -> bytes:
+    """Return an extended attribute of a file. Linux only."""
+    return os.getxattr(path, name)
 
 
 def memfd_create(name: str) -> int:

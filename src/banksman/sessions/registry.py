@@ -23,13 +23,7 @@ from banksman.core.session.event import Entry
 from banksman.core.session.history import SessionHistory
 from banksman.core.session.session_config import Config
 from banksman.errors import BanksmanError, NotOwner, UsageError
-from banksman.sessions import (
-    held_session,
-    known_agents,
-    recovery,
-    session_access,
-    spec_record,
-)
+from banksman.sessions import held_session, known_agents, recovery, session_access, spec_record
 from banksman.sessions.accounts import AccountLimits, SessionAccounts
 from banksman.sessions.budget_ledger import SharedBudgets
 from banksman.sessions.budgets import HostBudgets
@@ -45,7 +39,6 @@ from banksman.sessions.ownership import (
 )
 from banksman.sessions.pool import Pool
 from banksman.sessions.questions import OnQuestion
-from banksman.sessions.recovery import DeadHostCleanup, has_waiting_asks
 from banksman.sessions.session import Session
 from banksman.sessions.session_hooks import SessionHooks
 from banksman.sessions.session_spec import NotPermitted, Permit, SessionSpec
@@ -103,7 +96,7 @@ class SessionRegistry:
         # In a store that many hosts share, another host resumes the sessions of a dead one.
         alone = functools.partial(self._gate.alone, "session")
         self._hooks = SessionHooks(self._guard, redactor, permit, user_helper)
-        cleanup = DeadHostCleanup(store, alone, self._hooks.close_recorded)
+        cleanup = recovery.DeadHostCleanup(store, alone, self._hooks.close_recorded)
         self._cleanup = cleanup if getattr(store, "cluster", None) is None else None
         self._table = SessionTable(store, self._guard, self._claim, self._share, redactor)
 
@@ -371,7 +364,7 @@ class SessionRegistry:
         """Append `session.shared` to a session that is not open here. False: open it for that."""
         async with self._at_work(), self._gate.alone("session", session.id):
             known = self.store.find(session.id)
-            if known is None or self._has(session.id):
+            if known is None or self._table.is_open_here(session.id):
                 return False
             told = [shared] if self.redactor is None else [*self.redactor.entries([shared])]
             return await session_access.share(self.store, known, told, self._hooks.close_recorded)
@@ -400,7 +393,7 @@ class SessionRegistry:
         """
         await self.take_up_held()
         await self.settle()
-        await self._take_up(self.store.sessions(), has_waiting_asks)
+        await self._take_up(self.store.sessions(), recovery.has_waiting_asks)
 
     async def take_up_held(self) -> None:
         """Resume the sessions whose process waits for a host. Waits for no other session."""
@@ -416,27 +409,24 @@ class SessionRegistry:
         is_due: Callable[[Log, KnownSession], Awaitable[bool]],
     ) -> None:
         async def take_up(known: KnownSession) -> None:
-            if not self._has(known.id) and known.owner is not None and known.owner.is_here:
+            owner = known.owner
+            if owner is not None and owner.is_here and not self._table.is_open_here(known.id):
                 # This host has settled it just now, and the release is not committed yet.
                 known = known._replace(owner=None)
             try:
                 waits = await is_due(self.store, known)
                 # A session that was opened meanwhile already serves its queue.
-                if waits and not self._has(known.id):
+                if waits and not self._table.is_open_here(known.id):
                     await self._claim_for_asks(self._table.handle(known))
             except (BanksmanError, NotPermitted) as exc:
                 # A caller that opens the session gets the same error. Its asks stay in the log.
-                if not self._has(known.id):  # Otherwise a caller has just opened it.
+                if not self._table.is_open_here(known.id):  # Otherwise a caller has just opened it.
                     log.warning("cannot resume session %s, its asks stay queued: %s", known.id, exc)
             except Exception as exc:
                 # A bug ends no claim of another session, because that may lose its process.
                 log.exception("cannot resume session %s, its asks stay queued: %s", known.id, exc)
 
         await for_each(sessions, take_up, at_once=recovery.SETTLING_MAX)
-
-    def _has(self, id: str) -> bool:
-        here = self._table.here(id)
-        return here is not None and not here.is_closed
 
     # -- moving -----------------------------------------------------------------------------------
     def hand_over(self, session: Session, seconds: float, hold_seconds: float) -> None:

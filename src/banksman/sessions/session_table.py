@@ -84,6 +84,11 @@ class SessionTable:
         """Return the session that this host owns, or owned until it was closed."""
         return self._ours.get(id)
 
+    def is_open_here(self, id: str) -> bool:
+        """Whether this host has the session open."""
+        here = self._ours.get(id)
+        return here is not None and not here.is_closed
+
     def handle(self, known: KnownSession) -> Session:
         """Return the object for a session of the store.
 

@@ -79,7 +79,7 @@ ROUTES = (
         to_owner=OwnerFallback.KEYED,
         summary="Reserve the session for several asks in a row. Responds before the grant.",
         body=messages.BeginHold,
-        answer=messages.Hold,
+        answer=messages.QueueHold,
         status=201,
         has_key=True,
         problems=(409, 422, 429),
@@ -92,7 +92,7 @@ ROUTES = (
         to_owner=OwnerFallback.READS,
         summary="Show a hold; with `wait`, wait until it is granted.",
         query=messages.WaitForHold,
-        answer=messages.Hold,
+        answer=messages.QueueHold,
         waits=True,
     ),
     Route(

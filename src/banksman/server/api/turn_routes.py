@@ -192,8 +192,8 @@ def waiting(waiting: WaitingAsk) -> messages.Waiting:
     return messages.Waiting(*place, waiting.prompt, waiting.at, waiting.caller)
 
 
-def hold(hold: HoldStatus) -> messages.Hold:
-    return messages.Hold(hold.hold, hold.priority, hold.caller, hold.at)
+def hold(hold: HoldStatus) -> messages.QueueHold:
+    return messages.QueueHold(hold.hold, hold.priority, hold.caller, hold.at)
 
 
 def receipt(receipt: Receipt) -> messages.Receipt:

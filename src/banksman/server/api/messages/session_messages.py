@@ -26,7 +26,7 @@ from banksman.server.api.messages.common_messages import (
     Variables,
     Word,
 )
-from banksman.server.api.messages.turn_messages import Hold, Question, Waiting
+from banksman.server.api.messages.turn_messages import Question, QueueHold, Waiting
 
 # Number of sessions of a page; a higher `limit` is reduced.
 SESSIONS_MAX = 1000
@@ -242,7 +242,7 @@ class Session(Struct, kw_only=True):
     budget: list[CapUse] = []
     holder_caller: str | None = None
     holder_since: float | None = None
-    holds: list[Hold] = []
+    holds: list[QueueHold] = []
 
 
 class Sessions(Struct):

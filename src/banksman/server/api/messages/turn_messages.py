@@ -56,7 +56,7 @@ class Waiting(Struct):
     caller: str | None = None
 
 
-class Hold(Struct):
+class QueueHold(Struct):
     """A hold: the session is reserved for the asks of one caller. Other asks wait.
 
     Attributes:
