@@ -5,6 +5,7 @@ test_hand_over_races.py has other disturbances.
 
 from __future__ import annotations
 
+import itertools
 import resource
 import shutil
 import time
@@ -46,6 +47,13 @@ async def test_turn_ends_at_the_old_host_when_no_socket_can_be_made(state: Path,
         assert it.agents.alive() == []
 
 
+def with_free_fds(pid: int, count: int) -> int:
+    """Return the limit below which this process has so many free fds."""
+    used = {int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    free = (fd for fd in itertools.count() if fd not in used)
+    return next(itertools.islice(free, count, None))
+
+
 @pytest.mark.parametrize("how", ["restart", "crash"])
 @pytest.mark.parametrize("limit", ["disk", "fds"])
 async def test_next_host_without_room_leaves_the_turn_to_another_one(
@@ -67,7 +75,7 @@ async def test_next_host_without_room_leaves_the_turn_to_another_one(
         else:
             # Room for the store, which is open then, but not for all fds of a claimed process.
             await it.host.call("questions", session=it.session)
-            fds = max(int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir()) + 5
+            fds = with_free_fds(pid, 4)
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (fds, fds))
         assert await it.host.call("take_up_held") == []
         it.host.kill()

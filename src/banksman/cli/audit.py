@@ -1,4 +1,4 @@
-"""What each caller has done in a session, from its events: `banksman log --audit`. Pure.
+"""Actions of each caller in a session, from its events: `banksman log --audit`. Pure.
 
 A caller without a name is the holder of the server's own token, the user of the server, or a
 program that embeds Banksman.

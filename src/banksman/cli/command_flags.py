@@ -1,4 +1,4 @@
-"""What `exec` and `guard` have in common: flags, how their values are parsed, and exit codes.
+"""Common parts of `exec` and `guard`: flags, how their values are parsed, and exit codes.
 
 It imports little, because both verbs start fast.
 """

@@ -1,4 +1,4 @@
-"""What the next host of a running command needs beyond what the keeper knows, as bytes.
+"""State of a running command that its next host needs and the keeper does not know, as bytes.
 
 The keeper knows the process: its pids, its start time, its streams. This record adds what only the
 old host knows: the id, the options, the kept output, and the time of the last output. It also has

@@ -45,7 +45,7 @@ Hook = tuple[str, ...] | Callable[..., Any]
 
 
 class Containment(Struct, frozen=True, kw_only=True):
-    """What an agent may use. A part that is None is not stated.
+    """User, limits, environment, prefix and hooks of an agent. A part that is None is not stated.
 
     - `user`: the user that it runs as, by name or number
     - `limits`: resource limits and priorities, see `attributes.parse_limits`

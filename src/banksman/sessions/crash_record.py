@@ -60,7 +60,7 @@ class Header(Struct, frozen=True, kw_only=True):
 
 
 class Moment(NamedTuple):
-    """What the next host needs once the log ends with `head`.
+    """State that the next host needs if the log ends with `head`.
 
     `state`: without the last frames, of which there are `frames`, the last one at the time `at`.
     `offset`: the bytes of stdout that were read. `line`, `line_bytes`: the incomplete line, which

@@ -72,7 +72,7 @@ _header_decoder = msgspec.json.Decoder(HeldHeader)
 class HeldSession(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What the next host needs beyond the log.
+    """State that the next host needs beyond the log.
 
     `head`: the last seq before `session.handed_over`. `clock`: what the event loop's time was ahead
     of CLOCK_MONOTONIC. `partial`: the incomplete line of the agent. `timers`: those of the event

@@ -121,7 +121,7 @@ class LogWriter:
 
     @property
     def redaction(self) -> Any:
-        """What the redactor remembers of the streamed texts; None without secrets."""
+        """Memory of the redactor about the streamed texts; None without secrets."""
         return None if self._redactor is None else self._redactor.memory
 
     def remember_redaction(self, memory: Any) -> None:

@@ -45,7 +45,7 @@ def parse_cursor(cursor: Any) -> tuple[int | None, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionParts:
-    """What a session object of a host is made of.
+    """Parts of a session object of a host.
 
     `ends`: done when the host closes. `readers`: the log readers that the host then waits for.
     """

@@ -58,7 +58,7 @@ STDERR_CHARACTERS_MAX = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookCall:
-    """What a hook that is a function gets.
+    """Argument of a hook that is a function.
 
     `session`: the id of the session. `cwd`: its folder.
     """

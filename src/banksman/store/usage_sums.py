@@ -24,7 +24,7 @@ _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class UsageKey(NamedTuple):
-    """What a count belongs to. `day`: as `YYYY-MM-DD`. `caller`: None without a caller."""
+    """Key of a count. `day`: as `YYYY-MM-DD`. `caller`: None without a caller."""
 
     day: str
     session: str

@@ -136,7 +136,7 @@ class StreamedRedactor:
 
     @property
     def memory(self) -> Any:
-        """What it remembers of the streamed texts, as JSON for `remember` of another host."""
+        """Its memory of the streamed texts, as JSON for `remember` of another host."""
         texts = [[list(key), carry.text, carry.stored] for key, carry in self._carries.items()]
         return [texts, list(self._crowded)]
 

@@ -25,7 +25,7 @@ _NOT_PLAIN = (ProcessPhase.NONE, ProcessPhase.STARTING)
 
 
 class FrameLabel(Struct, frozen=True):
-    """What the frames of a process have in common in the log, as long as the state is the same.
+    """Common part of the frames of a process in the log, as long as the state is the same.
 
     `tag`: the turn that they belong to. `is_aside`: whether a frame is of another conversation, and
     logged without a turn; None if the dialect has no such frames.

@@ -15,7 +15,7 @@ the keeper's own copy keeps the socket open. Therefore such a host ends in one o
 - It closes everything without a word, or replaces itself by exec(). The *lifeline* ends then, a
   socket of which the host has the only other end.
 
-What a killed host has read is not known to be durable. So the keeper repeats its reports for the
+The output that a killed host has read may not be durable. So the keeper repeats its reports for the
 successor, and drops those that are still unread.
 """
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Offer:
-    """What a successor gets: the fds, their names, and where and by which secret it claims them.
+    """Offer to a successor: fds, their names, and where and by which secret it claims them.
 
     `order`: the parts of HAND_OVER or SURVIVE. `fds`: a listening socket, those of
     `messages.HOST_FDS`, and the open streams. The offer owns them.

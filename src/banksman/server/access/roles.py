@@ -15,7 +15,7 @@ from banksman.sessions.session_access import Access
 
 
 class Role(enum.StrEnum):
-    """What the holder of a token is for."""
+    """Role of the holder of a token."""
 
     VIEWER = enum.auto()
     ASKER = enum.auto()
@@ -29,7 +29,7 @@ OPERATORS = (Role.OPERATOR, Role.ADMIN)
 
 
 class Action(enum.Enum):
-    """What a route does. The values are the words of docs/security.md."""
+    """Action of a route. The values are the words of docs/security.md."""
 
     OPEN_TO_ALL = "load the page, log in, see health"
     LIST = "list agents; list and follow its sessions"
@@ -47,7 +47,7 @@ class Action(enum.Enum):
 
 
 class Relation(enum.IntEnum):
-    """What a session is to a caller."""
+    """Relation of a session to a caller."""
 
     FOREIGN, SHARED, OWN = range(3)
 

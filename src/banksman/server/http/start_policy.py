@@ -277,7 +277,7 @@ def _resolve(program: str) -> str | None:
 
 
 class _Forbidden(Problem, NotPermitted):
-    """What a policy raises, for an HTTP client and for the host."""
+    """A start that the policy refuses, for an HTTP client and for the host."""
 
 
 def _forbidden(detail: str, hint: str) -> Problem:

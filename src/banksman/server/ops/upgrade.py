@@ -43,7 +43,7 @@ _KEEPS = "nothing has changed: the server goes on"
 
 
 class UpgradeOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a new version must understand to take over.
+    """Formats that a new version must understand to take over.
 
     `formats`: see `runtime/formats.py`. `scope`: the store, so that both versions mean the same.
     """

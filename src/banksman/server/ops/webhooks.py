@@ -55,7 +55,7 @@ log = logging.getLogger("banksman.webhooks")
 
 @dataclass(slots=True)
 class TargetCounts:
-    """What one target got. `oldest`: when its oldest event that waits was written."""
+    """Counts of one target. `oldest`: when its oldest event that waits was written."""
 
     delivered: int = 0
     failed: int = 0

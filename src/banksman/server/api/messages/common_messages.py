@@ -417,8 +417,8 @@ class CapUse(Struct):
     """A cap of a budget, and what is used of it.
 
     Attributes:
-        scope: What the cap covers.
-        unit: What it counts.
+        scope: Scope of the cap.
+        unit: Unit of its count.
         used: The used amount.
         cap: The cap.
         caller: The caller, if the cap is that of a caller; null: asks without a caller.

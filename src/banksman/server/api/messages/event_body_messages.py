@@ -377,8 +377,8 @@ class BudgetWarningBody(Struct):
     """Most of a cap is used: 80 % of it.
 
     Attributes:
-        scope: What the cap covers.
-        unit: What it counts.
+        scope: Scope of the cap.
+        unit: Unit of its count.
         used: The used amount.
         cap: The cap.
         caller: The caller, if the cap is that of a caller.

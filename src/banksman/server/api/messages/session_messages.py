@@ -64,7 +64,7 @@ class OpenSession(Body):
         budget: Caps on what the session may use over its whole life.
         on_budget: What happens at a cap; null: `queue`.
         user: User that the agent runs as. For this and the next five, the settings must let
-            callers choose. What is left out is as the session had it, else as the settings say.
+            callers choose. Left out: as the session had it, else as the settings say.
         limits: Resource limits of each process of the agent, or of its tree, by name.
         scrub: Inherited variables that the agent does not get: `secrets`, `nesting`, or names.
         wrap: Prefix of the agent's command, or the name of a sandbox.
@@ -258,7 +258,7 @@ class Sessions(Struct):
 
 
 class BundleSession(Query):
-    """What the archive for a bug report contains.
+    """Contents of the archive for a bug report.
 
     Attributes:
         text: Whether it has the words of the conversation. Without them it has types, ids, names of
@@ -349,7 +349,7 @@ class Retry(Struct):
 
 
 class SessionStderr(Struct):
-    """What the agent's process has written to stderr.
+    """Text that the agent's process has written to stderr.
 
     Attributes:
         text: At most 64 KiB: the beginning and the end of it. Empty if there is no process.
@@ -385,7 +385,7 @@ class ControlGroup(Struct):
 
 
 class Containment(Struct):
-    """What the agent may use. A member that is null is not restricted.
+    """Containment of the agent. A member that is null is not restricted.
 
     Attributes:
         user: User that it runs as.
@@ -426,7 +426,7 @@ class Why(Session, kw_only=True):
         seconds_since_out: Seconds since the last frame to the agent.
         waits_for_place: Whether the session waits for a free place in the process pool.
         retry: Retry that the running turn waits for; null if the agent works.
-        containment: What the agent may use.
+        containment: User, limits, environment and prefix of the agent.
     """
 
     holder_prompt: str | None

@@ -141,7 +141,7 @@ class BackgroundTask(Struct):
     Attributes:
         id: The agent's name for it.
         kind: Kind of task, as the agent reports it.
-        description: What it does, as the agent reports it.
+        description: Its purpose, as the agent reports it.
     """
 
     id: str

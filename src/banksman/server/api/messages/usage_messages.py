@@ -16,7 +16,7 @@ class ReadUsage(Query):
     """A query of the usage of the store.
 
     Attributes:
-        by: What the rows are.
+        by: Meaning of the rows.
         since: First day, as `YYYY-MM-DD` in UTC; null: from the beginning.
         until: Last day; null: until now.
     """
@@ -42,7 +42,7 @@ class UsageRows(Struct):
     """The usage of the store.
 
     Attributes:
-        by: What the rows are.
+        by: Meaning of the rows.
         rows: The rows, sorted by their key.
         budgets: Caps of the host and of its callers, and what is used of them today.
     """
