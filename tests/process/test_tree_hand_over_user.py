@@ -27,6 +27,7 @@ def place() -> Generator[Path]:
         yield folder
 
 
+@pytest.mark.thorough
 async def test_lease_of_the_next_host_ends_the_tree_of_another_user(place: Path, marker: str) -> None:
     argv = other_user.reachable(child(STUBBORN, marker), place)
     launch = prepare(argv, cwd=str(place), user=NOBODY)

@@ -85,7 +85,9 @@ async def crash(it: Scene) -> None:
     await it.come()
 
 
-@pytest.mark.parametrize("prompt", [STREAM, TOOL], ids=["stream", "tool"])
+@pytest.mark.parametrize(
+    "prompt", [pytest.param(STREAM, id="stream"), pytest.param(TOOL, id="tool", marks=pytest.mark.thorough)]
+)
 async def test_turn_goes_on_at_the_next_host_after_a_crash(state: Path, marker: str, prompt: str) -> None:
     crashed = await run(state / "restarted", marker, prompt, kills=2)
     assert spoken(crashed) == spoken(await run(state / "whole", marker, prompt, kills=0))
@@ -321,6 +323,7 @@ async def test_turn_is_unknown_when_the_record_is_of_another_moment(state: Path,
         await lost(it, cut_off)
 
 
+@pytest.mark.thorough
 async def test_turn_is_unknown_when_the_keeper_was_killed_after_its_host(state: Path, marker: str) -> None:
     async with opened(state / "it", marker, survival=SURVIVAL) as it:
 
@@ -331,6 +334,7 @@ async def test_turn_is_unknown_when_the_keeper_was_killed_after_its_host(state: 
         await lost(it, kill)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("crashes", [0, 1], ids=["first host", "successor"])
 async def test_process_ends_with_its_host_when_its_record_cannot_be_written(
     state: Path, marker: str, crashes: int

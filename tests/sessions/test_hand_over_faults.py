@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 from tests.sessions.helpers import bodies
 from tests.sessions.test_hand_over import HOLD_SECONDS, STREAM, opened, state
+from tests.thorough import thorough
 
 from banksman import Host, Kind
 from banksman.core.session import event as kinds
 from banksman.folders import held_folder
 from banksman.testing import checks
+
+pytestmark = thorough
 
 __all__ = ["state"]
 

@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 from tests.sessions.helpers import bodies
 from tests.sessions.test_hand_over import SHORT_SECONDS, Scene, hanging, opened, served_after_loss, spoken, state
+from tests.thorough import thorough
 
 from banksman import Host
 from banksman.core.session import event as kinds
 from banksman.process import orphans
+
+pytestmark = thorough
 
 __all__ = ["state"]
 SURVIVAL = {"restart": (), "crash": ("crash", SHORT_SECONDS)}

@@ -18,11 +18,14 @@ from tests.process.helpers import PATIENCE_SECONDS
 from tests.sessions.crash_host import Refusal
 from tests.sessions.helpers import QUICK, bodies, exists
 from tests.sessions.test_hand_over import HOLD_SECONDS, SHORT_SECONDS, STREAM, Scene, hanging, opened, state
+from tests.thorough import thorough
 
 from banksman import Host, Kind
 from banksman.core.session import event as kinds
 from banksman.process import adoption
 from banksman.testing import checks
+
+pytestmark = thorough
 
 __all__ = ["state"]
 

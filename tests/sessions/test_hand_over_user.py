@@ -15,6 +15,7 @@ from tests.process import other_user
 from tests.process.helpers import NOBODY, alive, wait_until
 from tests.sessions.helpers import bodies
 from tests.sessions.test_hand_over import HOLD_SECONDS, Scene, opened, state
+from tests.thorough import thorough
 
 from banksman import sockets
 from banksman.core.session import event as kinds
@@ -22,7 +23,7 @@ from banksman.folders import held_folder
 from banksman.testing import fake_agent
 
 __all__ = ["state"]
-pytestmark = pytest.mark.skipif(other_user.why_not() != "", reason=other_user.why_not())
+pytestmark = [thorough, pytest.mark.skipif(other_user.why_not() != "", reason=other_user.why_not())]
 
 TOOL = """setsid sh -c 'trap "" TERM HUP; sleep 1000; sleep 1000' "$0" & exec "$@" """
 SURVIVAL = {"restart": (), "crash": ("crash", HOLD_SECONDS)}

@@ -284,6 +284,7 @@ def test_restart_behind_a_passed_socket_refuses_no_connection(tmp_path: Path) ->
         assert failures == []
 
 
+@pytest.mark.thorough
 def test_passed_user_socket_serves_the_user_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "user.sock"
     with passing.tcp() as listener, passing.unix(path) as user:
@@ -349,6 +350,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("broken", BROKEN)
 def test_version_whose_http_part_cannot_start_leaves_everything_for_the_next_one(
     served: Served, tmp_path: Path, broken: str
