@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.store.test_bundle import KEYS, said
+from tests.store.test_bundle import KEYS, said, streamed
 
 from banksman.core.session.event import TURN_QUEUED, Entry, entry
-from banksman.errors import MachineError, UsageError
+from banksman.errors import MachineError, StoreError, UsageError
 from banksman.store import bug_report
 from banksman.store.bug_report import Part, archive
-from banksman.store.bundle import scrubber
+from banksman.store.bundle import THREAD_BYTES_MIN, scrubber
 from banksman.store.memory import MemoryLog
 
 
@@ -140,3 +141,41 @@ async def test_log_that_is_deleted_meanwhile_ends_the_part_with_an_error() -> No
 async def test_archive_of_a_missing_session_is_refused() -> None:
     with pytest.raises(UsageError, match="no session"):
         await made(MemoryLog())
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [said("x" * 100_000)],
+        [streamed("y" * 1000) for _ in range(40)],
+        [(None, "session.settings", b'{"by":"x","reason":"%s"}' % (b"z" * 100_000))],
+    ],
+    ids=["large frame", "stream of small pieces", "large event"],
+)
+async def test_long_texts_are_cleaned_outside_of_the_event_loop(entries: list[Entry]) -> None:
+    clean = scrubber()
+
+    def scrub(text: str) -> str:
+        assert len(text) < THREAD_BYTES_MIN or threading.current_thread() is not threading.main_thread()
+        return clean(text)
+
+    log = await log_of(*entries)
+    parts = {"stderr.txt": part(b"s" * 100_000), "why.json": part(b'{"a":"%s"}' % (b"s" * 100_000))}
+    pieces = archive(log, "s-1", parts, scrub=scrub, text=True)
+    assert b"".join([piece async for piece in pieces]).startswith(b"PK")
+
+
+async def test_error_of_a_part_that_ends_early_is_cleaned() -> None:
+    log = await log_of(*(said("hello") for _ in range(3)))
+    read = log.read
+
+    async def fail(session: str, after: int, *rest: Any, **more: Any) -> Any:
+        page = await read(session, after, *rest, **more)
+        if after == 1:
+            raise StoreError("cannot read /home/somebody/store.db with hunter-two")
+        return page._replace(events=page.events[:1])
+
+    log.read = fail
+    told = listed(await made(log, secrets=("hunter-two",)))["session.ndjson"]
+    assert not told["complete"]
+    assert told["error"].startswith("cannot read /home/[user]/store.db with [redacted]")

@@ -30,8 +30,9 @@ SESSION_BYTES_MAX = 256 << 20
 PART_BYTES_MAX = 4 << 20
 # Bytes that are compressed in one go.
 PIECE_BYTES = 256 << 10
-# Lines that are made without a pause. Other tasks of the loop wait for them.
+# Lines, and their bytes, that are made without a pause. Other tasks of the loop wait for them.
 LINES_AT_ONCE = 16
+BYTES_AT_ONCE = 16 << 10
 # Members of Banksman's own messages whose strings stay without the text: words, ids and numbers.
 FACTS = bundle.STRUCTURE | frozenset(
     (
@@ -76,7 +77,7 @@ async def archive(
     listed: list[dict[str, Any]] = []
     file = zipfile.ZipFile(cast("Any", sent), "w", zipfile.ZIP_DEFLATED)
     lines = bundle.lines(log, known._replace(first=first), scrub, is_text_kept=text)
-    async with contextlib.aclosing(_member(file, sent, "session.ndjson", lines)) as pieces:
+    async with contextlib.aclosing(_member(file, sent, scrub, "session.ndjson", lines)) as pieces:
         async for piece in pieces:
             if isinstance(piece, dict):
                 listed.append({**piece, "complete": piece["complete"] and not is_cut})
@@ -86,11 +87,13 @@ async def archive(
         if not text and not name.endswith(".json"):
             continue
         try:
-            data = _clean(name, await make(), scrub, text=text)
+            made = await make()
         except (BanksmanError, OSError) as exc:
             listed.append({"name": name, "complete": False, "error": scrub(str(exc))})
             continue
-        async for piece in _member(file, sent, name, _once(data[:PART_BYTES_MAX])):
+        # The stacks or the metrics of a large server take seconds.
+        data = await asyncio.to_thread(_clean, name, made, scrub, text=text)
+        async for piece in _member(file, sent, scrub, name, _once(data[:PART_BYTES_MAX])):
             if isinstance(piece, dict):
                 listed.append({**piece, "complete": len(data) <= PART_BYTES_MAX})
             else:
@@ -106,11 +109,11 @@ async def archive(
 
 
 async def _member(
-    file: zipfile.ZipFile, sent: _Sent, name: str, content: AsyncIterator[bytes]
+    file: zipfile.ZipFile, sent: _Sent, scrub: Scrub, name: str, content: AsyncIterator[bytes]
 ) -> AsyncGenerator[bytes | dict[str, Any]]:
     """Yield the pieces of one member, then its entry for the manifest."""
     told: dict[str, Any] = {"name": name, "complete": True}
-    size = lines = 0
+    size = lines = made = 0
     waiting = bytearray()
     info = zipfile.ZipInfo(name, time.localtime()[:6])
     info.compress_type = zipfile.ZIP_DEFLATED
@@ -123,16 +126,17 @@ async def _member(
                     break
                 size += len(data)
                 waiting += data
-                lines += 1
-                if lines % LINES_AT_ONCE == 0:
+                lines, made = lines + 1, made + len(data)
+                if lines >= LINES_AT_ONCE or made >= BYTES_AT_ONCE:
                     await asyncio.sleep(0)
+                    lines = made = 0
                 if len(waiting) >= PIECE_BYTES:
                     await asyncio.to_thread(member.write, bytes(waiting))
                     waiting.clear()
                     yield sent.take()
         except BanksmanError as exc:
             # Retention or a deletion has taken events meanwhile.
-            told |= {"complete": False, "error": str(exc)}
+            told |= {"complete": False, "error": scrub(str(exc))}
         await asyncio.to_thread(member.write, bytes(waiting))
     yield sent.take()
     yield {**told, "bytes": size}

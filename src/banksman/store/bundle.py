@@ -45,18 +45,16 @@ import importlib.metadata
 import json
 import os
 import platform
-import pwd
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from banksman.core.redaction.redactor import Redactor, in_strings
+from banksman.core.redaction.redactor import in_strings
 from banksman.core.session.event import UPDATE, Event
-from banksman.core.wire.elided_text import REDACTED
 from banksman.store.export_file import frame_of, line_of
 from banksman.store.log import Log
 from banksman.store.log_values import KnownSession
 from banksman.store.private_file import write_new
+from banksman.store.scrubber import Scrub, scrubber
 from banksman.store.transfer import events_of, found
 
 VERSION = 1
@@ -81,8 +79,12 @@ SHOWN = frozenset(
 RUN_FRAMES_MAX = 20_000
 RUN_BYTES_MAX = 16 << 20
 
-# A larger frame is cleaned in a thread: the patterns need 0.3 s for a MiB.
+# Larger frames and runs are cleaned in a thread: the patterns need 0.5 s for a MiB.
 THREAD_BYTES_MIN = 16 << 10
+# Pieces that are collected without a pause. Other tasks of the loop wait for them.
+PIECES_AT_ONCE = 256
+
+T = TypeVar("T")
 
 # Members whose strings stay: without them a frame cannot be understood, or matched to its answer.
 STRUCTURE = frozenset(
@@ -164,32 +166,6 @@ OPAQUE = frozenset(
 )
 HOOKED = frozenset(("hook_event_name", "tool_name", "session_id", "tool_use_id"))
 
-# Each pattern begins at a word boundary, so that a long text without a key is scanned once.
-_KEYS = re.compile(
-    # Also after a newline that is escaped as in JSON, which the output of tools often contains.
-    r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrt]))(?:"
-    r"sk-[A-Za-z0-9_-]{12,}|sk_(?:live|test)_[A-Za-z0-9]{12,}|npm_[A-Za-z0-9]{16,}|hf_[A-Za-z0-9]{16,}|pypi-[\w-]{16,}"
-    r"|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}"
-    r"|xox[a-z]-[A-Za-z0-9-]{8,}"
-    r"|A(?:KIA|SIA)[A-Z0-9]{12,}"
-    r"|AIza[A-Za-z0-9_-]{30,}"
-    r"|eyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*"
-    r")"
-    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,40}-----)?"
-)
-# The replacement keeps the word before the secret.
-_AFTER_WORD = re.compile(
-    r"(?i:(\bbearer\s{1,8}|\bauthorization\W{1,8}basic\s{1,8})[A-Za-z0-9._~+/=-]{8,})"
-    r"|((?i:\b[\w-]{0,60}(?:key|token|secret|password|passwd)\\?[\"']?\s{0,3}[=:]\s{0,3}\\?[\"']?))[^\s\"'\\&,;]{6,}"
-    r"|(://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,200}(?=@)"
-)
-_EMAIL = re.compile(
-    r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])"
-)
-_HOMES = re.compile(r"((?:/home|/Users|\\Users|\\\\Users)[/\\]{1,2})[^/\\\s\"':]{1,64}")
-
-Scrub = Callable[[str], str]
-
 
 async def bundle(
     log: Log,
@@ -209,53 +185,6 @@ async def bundle(
     await write_new(path, lines(log, known, scrubber(secrets), is_text_kept=text))
 
 
-def scrubber(secrets: Iterable[str] = ()) -> Scrub:
-    """Return the function that removes secrets and personal data from a string."""
-    redactor = Redactor(secrets)
-    personal = _personal()
-
-    def scrub(text: str) -> str:
-        text = redactor.redact_text(text)
-        text = _KEYS.sub(REDACTED, text)
-        text = _AFTER_WORD.sub(lambda match: (match[1] or match[2] or match[3]) + REDACTED, text)
-        if "@" in text:
-            text = _EMAIL.sub("[email]", text)
-        for pattern, replacement in personal:
-            text = pattern.sub(replacement, text)
-        return _HOMES.sub(r"\1[user]", text)
-
-    return scrub
-
-
-def _personal() -> list[tuple[re.Pattern[str], str]]:
-    """Return the patterns for the home folder and for the user's name in paths.
-
-    The home folder also appears with dashes, because agents name folders after it.
-    """
-    users = {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
-    homes = {os.path.expanduser("~")}
-    try:
-        account = pwd.getpwuid(os.getuid())
-    except KeyError:
-        pass  # A container's user without an entry in the user database.
-    else:
-        users.add(account.pw_name)
-        homes.add(account.pw_dir)
-    homes = {home.rstrip("/") for home in homes if home.startswith("/") and home.rstrip("/")}
-    patterns: list[tuple[re.Pattern[str], str]] = []
-    for home in sorted(homes, key=len, reverse=True):
-        patterns.append((re.compile(rf"(?<![\w.]){re.escape(home)}(?!\w)"), "[home]"))
-        # For a home like /root the pattern would match option names.
-        if home.count("/") > 1:
-            dashed = re.escape(re.sub(r"[^A-Za-z0-9]", "-", home))
-            patterns.append((re.compile(rf"(?<![\w.]){dashed}(?!\w)"), "-[home]"))
-    names = [
-        re.compile(rf"(?<=[/\\]){re.escape(user)}(?=[/\\]|$)")
-        for user in sorted(filter(None, users))
-    ]
-    return [*patterns, *((name, "[user]") for name in names)]
-
-
 # -- the lines -----------------------------------------------------------------------------------
 async def lines(
     log: Log, known: KnownSession, scrub: Scrub, *, is_text_kept: bool
@@ -271,21 +200,29 @@ async def lines(
     begin: float | None = None
     async for run in _runs(events_of(log, known)):
         begin = run[0].at if begin is None else begin
-        shown = (
-            masked_pieces(run, scrub)
-            if len(run) > 1 and is_text_kept
-            else [event.data for event in run]
-        )
+        if len(run) == 1 or not is_text_kept:
+            shown = [event.data for event in run]
+        else:
+            size = sum(len(event.data) for event in run)
+            shown = await _in_thread(size, functools.partial(masked_pieces, run, scrub))
         for event, data in zip(run, shown, strict=True):
-            line: dict[str, Any] = {"at": round(event.at - begin, 6), "seq": event.seq}
-            line |= {"turn": event.turn, "kind": event.kind}
-            if event.is_frame:
-                clean = functools.partial(_clean, data, scrub, is_text_kept=is_text_kept)
-                is_small = len(data) < THREAD_BYTES_MIN
-                line |= frame_of(clean() if is_small else await asyncio.to_thread(clean))
-            elif body := _shown(event.data):
-                line["body"] = body
-            yield line_of(line)
+            at = round(event.at - begin, 6)
+            make = functools.partial(_line, event, at, data, scrub, is_text_kept=is_text_kept)
+            yield await _in_thread(len(data), make)
+
+
+async def _in_thread(size: int, work: Callable[[], T]) -> T:
+    """Call a function, in a thread if this many bytes would stop the event loop for long."""
+    return work() if size < THREAD_BYTES_MIN else await asyncio.to_thread(work)
+
+
+def _line(event: Event, at: float, data: bytes, scrub: Scrub, *, is_text_kept: bool) -> bytes:
+    line: dict[str, Any] = {"at": at, "seq": event.seq, "turn": event.turn, "kind": event.kind}
+    if event.is_frame:
+        line |= frame_of(_clean(data, scrub, is_text_kept=is_text_kept))
+    elif body := _shown(data):
+        line["body"] = body
+    return line_of(line)
 
 
 def _clean(data: bytes, scrub: Scrub, *, is_text_kept: bool) -> bytes:
@@ -297,7 +234,10 @@ async def _runs(events: AsyncIterator[Event]) -> AsyncGenerator[list[Event]]:
     run: list[Event] = []
     weight = 0
     async for event in events:
-        is_piece = event.kind == UPDATE and piece_of(event.data) is not None
+        look = functools.partial(piece_of, event.data)
+        is_piece = event.kind == UPDATE and await _in_thread(len(event.data), look) is not None
+        if len(run) % PIECES_AT_ONCE == 1:
+            await asyncio.sleep(0)
         if run and (not is_piece or len(run) >= RUN_FRAMES_MAX or weight >= RUN_BYTES_MAX):
             yield run
             run, weight = [], 0

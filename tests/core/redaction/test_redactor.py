@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from banksman.core.redaction import redactor as module
 from banksman.core.redaction.redactor import SECRET_CHARS_MAX, SECRET_CHARS_MIN, Redactor, in_strings
 from banksman.core.session.event import UPDATE, Entry
 from banksman.core.wire.elided_text import CUT, REDACTED, cut
@@ -95,6 +96,16 @@ def test_redactor_finds_secret_in_every_spelling(secret: str) -> None:
         redacted = redactor.redact(written(secret))
         assert REDACTED.encode() in redacted, way
         assert not [spelling for spelling in spellings if spelling.encode() in redacted], way
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_redactor_finds_secret_at_every_place_of_a_window(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WINDOW_CHARS", 8)
+    redactor = Redactor([secret])
+    for spelled in (secret, escaped(secret), quote(secret, safe=""), quote_plus(secret)):
+        for before in range(17):
+            text = f"{'-' * before}{spelled}{'-' * 20}"
+            assert redactor.redact_text(text) == text.replace(spelled, REDACTED)
 
 
 def test_redactor_keeps_rest_of_line_byte_for_byte() -> None:

@@ -101,6 +101,8 @@ _CUT = re.compile(
     r"(?:(?:\\(?:u[0-9a-fA-F]{0,4})?){1,2}|(?:%[0-9a-fA-F]{0,2}){1,4}|[\ud800-\udbff])\Z"
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# Characters that one call searches for a secret.
+_WINDOW_CHARS = 64 << 10
 
 _decode: Callable[[bytes], str] = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
@@ -234,7 +236,10 @@ class Redactor:
         # which `_may_hold_one` searches for.
         if "%" not in text and not self._may_hold_one(_as_utf8(text)):
             return []
-        return sorted(span for patterns in self._patterns for span in _found(patterns.whole, text))
+        reach = self._spelled_chars_max
+        return sorted(
+            span for patterns in self._patterns for span in _in_windows(patterns.whole, text, reach)
+        )
 
     def begun(self, text: str) -> list[tuple[int, int]]:
         """Find where the end of a text may be the beginning of a secret.
@@ -393,6 +398,20 @@ def _found(
     while match is not None:
         yield match.span()
         match = pattern.search(text, match.start() + 1, end)
+
+
+def _in_windows(pattern: re.Pattern[str], text: str, reach: int) -> Iterable[tuple[int, int]]:
+    """Yield what `_found` yields. No match is longer than `reach`."""
+    # One call of `re` keeps the GIL: a long text would stop all other threads for a second.
+    start = 0
+    while start < len(text):
+        until = start + _WINDOW_CHARS
+        match = pattern.search(text, start, until + reach)
+        if match is None or match.start() >= until:
+            start = until
+        else:
+            yield match.span()
+            start = match.start() + 1
 
 
 def _is_json(data: bytes) -> bool:
