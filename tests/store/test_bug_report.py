@@ -17,8 +17,9 @@ from banksman.core.session.event import TURN_QUEUED, Entry, entry
 from banksman.errors import MachineError, StoreError, UsageError
 from banksman.store import bug_report
 from banksman.store.bug_report import Part, archive
-from banksman.store.bundle import THREAD_BYTES_MIN, scrubber
+from banksman.store.bundle import scrubber
 from banksman.store.memory import MemoryLog
+from banksman.store.transfer import THREAD_BYTES_MIN
 
 
 async def log_of(*entries: Entry) -> MemoryLog:
@@ -85,9 +86,10 @@ async def test_without_text_json_is_masked_and_other_parts_are_left_out() -> Non
     assert (told["phase"], told["queue"][0]["turn"], told["queue"][0]["prompt"]) == ("running", "t-2", "xxxx")
 
 
-async def test_part_that_fails_is_listed_with_its_error() -> None:
+@pytest.mark.parametrize("error", [MachineError, RuntimeError])
+async def test_part_that_fails_is_listed_with_its_error(error: type[Exception]) -> None:
     async def fail() -> bytes:
-        raise MachineError("no room for hunter-two")
+        raise error("no room for hunter-two")
 
     found = await made(await log_of(said("hello")), {"doctor.json": fail}, secrets=("hunter-two",))
     assert "doctor.json" not in found

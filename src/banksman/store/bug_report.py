@@ -88,8 +88,9 @@ async def archive(
             continue
         try:
             made = await make()
-        except (BanksmanError, OSError) as exc:
-            listed.append({"name": name, "complete": False, "error": scrub(str(exc))})
+        except Exception as exc:  # The report may be about this very bug.
+            words = scrub(f"{type(exc).__name__}: {exc}")
+            listed.append({"name": name, "complete": False, "error": words})
             continue
         # The stacks or the metrics of a large server take seconds.
         data = await asyncio.to_thread(_clean, name, made, scrub, text=text)

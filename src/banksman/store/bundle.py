@@ -45,8 +45,8 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from typing import Any, cast
 
 from banksman.core.redaction.redactor import in_strings
 from banksman.core.session.event import UPDATE, Event
@@ -55,7 +55,7 @@ from banksman.store.log import Log
 from banksman.store.log_values import KnownSession
 from banksman.store.private_file import write_new
 from banksman.store.scrubber import Scrub, scrubber
-from banksman.store.transfer import events_of, found
+from banksman.store.transfer import events_of, found, in_thread
 
 VERSION = 1
 # Members of Banksman's own events that describe the result, in fixed words and numbers.
@@ -79,12 +79,8 @@ SHOWN = frozenset(
 RUN_FRAMES_MAX = 20_000
 RUN_BYTES_MAX = 16 << 20
 
-# Larger frames and runs are cleaned in a thread: the patterns need 0.5 s for a MiB.
-THREAD_BYTES_MIN = 16 << 10
 # Pieces that are collected without a pause. Other tasks of the loop wait for them.
 PIECES_AT_ONCE = 256
-
-T = TypeVar("T")
 
 # Members whose strings stay: without them a frame cannot be understood, or matched to its answer.
 STRUCTURE = frozenset(
@@ -204,16 +200,11 @@ async def lines(
             shown = [event.data for event in run]
         else:
             size = sum(len(event.data) for event in run)
-            shown = await _in_thread(size, functools.partial(masked_pieces, run, scrub))
+            shown = await in_thread(size, functools.partial(masked_pieces, run, scrub))
         for event, data in zip(run, shown, strict=True):
             at = round(event.at - begin, 6)
             make = functools.partial(_line, event, at, data, scrub, is_text_kept=is_text_kept)
-            yield await _in_thread(len(data), make)
-
-
-async def _in_thread(size: int, work: Callable[[], T]) -> T:
-    """Call a function, in a thread if this many bytes would stop the event loop for long."""
-    return work() if size < THREAD_BYTES_MIN else await asyncio.to_thread(work)
+            yield await in_thread(len(data), make)
 
 
 def _line(event: Event, at: float, data: bytes, scrub: Scrub, *, is_text_kept: bool) -> bytes:
@@ -235,7 +226,7 @@ async def _runs(events: AsyncIterator[Event]) -> AsyncGenerator[list[Event]]:
     weight = 0
     async for event in events:
         look = functools.partial(piece_of, event.data)
-        is_piece = event.kind == UPDATE and await _in_thread(len(event.data), look) is not None
+        is_piece = event.kind == UPDATE and await in_thread(len(event.data), look) is not None
         if len(run) % PIECES_AT_ONCE == 1:
             await asyncio.sleep(0)
         if run and (not is_piece or len(run) >= RUN_FRAMES_MAX or weight >= RUN_BYTES_MAX):

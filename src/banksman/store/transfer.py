@@ -24,10 +24,12 @@ caller's choice. A later export contains this event, and each further import add
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from typing import TypeVar
 
 from banksman.core.redaction.redactor import Redactor
 from banksman.core.redaction.stream_redactor import StreamedRedactor
@@ -42,6 +44,10 @@ from banksman.store.private_file import absolute, write_new
 # Limits of the chunks for the engine: larger than one event, smaller than a whole session.
 CHUNK_EVENTS_MAX = 1000
 CHUNK_BYTES_MAX = 4 << 20
+# Larger values are handled in a thread: the patterns of a bundle need 0.5 s for a MiB.
+THREAD_BYTES_MIN = 16 << 10
+
+T = TypeVar("T")
 
 
 # -- export --------------------------------------------------------------------------------------
@@ -76,7 +82,7 @@ async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
     digest.update(line)
     yield line
     async for event in events_of(log, known):
-        line = event_line(event)
+        line = await in_thread(len(event.data), functools.partial(event_line, event))
         if len(line) > export_file.LINE_BYTES_MAX:
             hint = f"a line has at most {export_file.LINE_BYTES_MAX} bytes"
             message = f"cannot export session {known.id}: event {event.seq} is too large for a file"
@@ -91,6 +97,11 @@ async def export(log: Log, session: str) -> AsyncGenerator[bytes]:
 async def export_to(log: Log, session: str, path: str | os.PathLike[str]) -> None:
     """Write an export to a new private file, atomically. See `write_new`."""
     await write_new(path, export(log, session))
+
+
+async def in_thread(size: int, work: Callable[[], T]) -> T:
+    """Call a function, in a thread if this many bytes would stop the event loop for long."""
+    return work() if size < THREAD_BYTES_MIN else await asyncio.to_thread(work)
 
 
 async def found(log: Log, session: str) -> KnownSession:
