@@ -398,6 +398,30 @@ async def test_hold_keeps_asks_of_its_class_out(tmp_path: Path) -> None:
         assert prompts(case) == ["held 1", "held 2", "outsider"]
 
 
+@pytest.mark.parametrize("on_busy", ["steer", "interrupt"])
+async def test_ask_that_waits_for_a_hold_neither_joins_nor_stops_its_turn(on_busy: str, tmp_path: Path) -> None:
+    async with opened(tmp_path) as case:
+        go = case.path("go")
+        async with case.session.hold():
+            held = await case.reaches(f"held\n@@say held\n@@wait {go}")
+            outsider = await outside(case.ask("outsider", on_busy=on_busy))
+            assert outsider.state == "queued"
+            touch(go)
+            assert (await case.outcome(held)).kind is Kind.DONE
+        assert (await case.outcome(outsider)).text == "outsider"
+        assert interrupts(case) == 0
+
+
+async def test_steered_ask_of_the_hold_joins_its_turn(tmp_path: Path) -> None:
+    async with opened(tmp_path) as case, case.session.hold():
+        held = await case.reaches(f"held\n@@say held\n@@wait {case.path('go')}")
+        more = await case.ask("more", on_busy="steer")
+        assert more.state == "running"
+        urgent = await outside(case.ask("urgent", priority=INTERACTIVE, on_busy="interrupt"))
+        assert (await case.outcome(held)).kind is not Kind.DONE
+        assert (await case.outcome(urgent)).text == "urgent"
+
+
 async def test_hold_is_reentrant_for_its_caller(tmp_path: Path) -> None:
     async with opened(tmp_path) as case:
         async with case.session.hold(), case.session.hold(INTERACTIVE):

@@ -9,6 +9,7 @@ from tests.server.access import tokens
 from tests.server.kit import Answer, Served
 
 from banksman.server.access.roles import Role
+from banksman.server.api.hold_routes import HOLDS_OF_CALLER_MAX
 
 
 def texts(served: Served, session: str) -> list[str]:
@@ -120,3 +121,19 @@ def test_only_the_holder_asks_in_a_hold_and_owner_and_operators_release_it(serve
     ended = [event["body"].get("caller") for event in events if event["kind"] == "hold.ended"]
     assert ended == ["bob", "ann", "boss"]
     assert {event["body"]["caller"] for event in events if event["kind"] == "hold.granted"} == {"bob"}
+
+
+def test_named_caller_has_few_holds_of_a_session(served: Served) -> None:
+    session = tokens.opened_by(served, "una", "hoarded-1")
+    path = f"/v1/sessions/{session}"
+    served.request("PUT", f"{path}/shared", {"shared": ["udo"]})
+    una, udo = (tokens.create(served, name, Role.ASKER) for name in ("una", "udo"))
+    holds = [tokens.request(served, udo, "POST", f"{path}/holds", {}).json["hold"] for _ in range(HOLDS_OF_CALLER_MAX)]
+    refused = tokens.request(served, udo, "POST", f"{path}/holds", {})
+    assert (refused.status, refused.json["title"]) == (429, "QueueFull")
+    # It counts for each caller, and ends with a hold. The server's own token has no such limit.
+    assert tokens.request(served, una, "POST", f"{path}/holds", {}).status == 201
+    assert served.request("POST", f"{path}/holds", {"caller": "udo"}).status == 201
+    for _ in range(2):
+        assert served.request("DELETE", f"{path}/holds/{holds.pop()}").status == 204
+    assert tokens.request(served, udo, "POST", f"{path}/holds", {}).status == 201

@@ -100,10 +100,11 @@ def choose(
 
 def ready(queue: Queue, *, hold: Hold | None, collecting: Iterable[str] = ()) -> Iterator[Waiting]:
     """Return the entries that could be served now, in order."""
-    return (waiting for waiting in queue if waiting.id not in collecting and _passes(waiting, hold))
+    return (waiting for waiting in queue if waiting.id not in collecting and passes(waiting, hold))
 
 
-def _passes(waiting: Waiting, hold: Hold | None) -> bool:
+def passes(waiting: Waiting, hold: Hold | None) -> bool:
+    """Whether the granted hold lets this entry pass: its own asks, and more urgent entries."""
     if hold is None:
         return True
     # Compare the class itself, without ageing: a long hold ends by its own timer, never because of

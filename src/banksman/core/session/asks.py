@@ -75,10 +75,12 @@ def ask(work: Transition, ask: Ask) -> None:
 
 
 def _is_held(work: Transition, ask: Ask, caller: str | None) -> bool:
-    """Whether an ask must wait now, for a budget of this caller or for a limit of the account.
+    """Whether an ask must wait now: for a hold, a budget of this caller or a limit of the account.
 
     Such an ask is not steered into the running turn, and does not interrupt it.
     """
+    if not ask_queue.passes(queued(ask), work.state.hold):
+        return True
     is_over_budget = budget_gate.is_held(work.state, caller, work.at)
     return is_over_budget or limit_wait.wait_of(work.state, queued(ask)) is not None
 

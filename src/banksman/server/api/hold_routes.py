@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from banksman.errors import QueueFull
 from banksman.server.access import authorization
 from banksman.server.access.roles import Action
 from banksman.server.api import turn_routes
@@ -18,6 +19,10 @@ from banksman.sessions.queue_calls import no_hold
 from banksman.sessions.session import Session
 from banksman.sessions.turn_status import HoldStatus
 
+# Holds that a named caller has in one session. Each keeps the session for `hold_idle_seconds`, also
+# if its holder never asks in it, so an unlimited number would keep it for hours.
+HOLDS_OF_CALLER_MAX = 16
+
 
 async def begin(call: RouteCall) -> HttpAnswer:
     """Begin a hold. Responds at once: the hold is granted, or waits in the queue."""
@@ -26,6 +31,8 @@ async def begin(call: RouteCall) -> HttpAnswer:
 
     async def do() -> HttpAnswer:
         caller = call.caller.name or body.caller
+        if call.caller.name is not None:
+            _check_room(session, call.caller.name)
         hold = await session.begin_hold(body.priority, caller=caller)
         headers = {"Location": f"/v1/sessions/{session.id}/holds/{hold}"}
         return HttpAnswer(turn_routes.hold(_find(session, hold)), 201, headers)
@@ -59,6 +66,13 @@ async def end(call: RouteCall) -> HttpAnswer:
     authorization.check_hold(call.caller, session.status(), hold.hold, owner=session.opened_by)
     await session.end_hold(hold.hold, caller=call.caller.name)
     return HttpAnswer(status=204)
+
+
+def _check_room(session: Session, caller: str) -> None:
+    count = sum(each.caller == caller for each in session.status().holds)
+    if count >= HOLDS_OF_CALLER_MAX:
+        message = f"{caller} has {count} holds of this session already"
+        raise QueueFull(message, hint="release one of them, or wait until they end")
 
 
 def _find(session: Session, hold: str) -> HoldStatus:
