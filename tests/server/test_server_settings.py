@@ -129,6 +129,19 @@ def test_settings_never_show_secrets(tmp_path: Path) -> None:
     assert "hunter2" not in refusal(tmp_path, '[serve]\ntoken = "hunter2"\n')
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "shown"),
+    [
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
+        ("https://me:hunter2@collector.example.org/hunter2?key=hunter2", "https://collector.example.org"),
+        ("http://[::1]:4318/hunter2", "http://[::1]:4318"),
+        ("http://[hunter2", "an invalid URL"),
+    ],
+)
+def test_settings_show_the_origin_of_the_collector_only(endpoint: str, shown: str) -> None:
+    assert ServerSettings(otel_endpoint=endpoint).shown()["otel_endpoint"] == shown
+
+
 def test_settings_error_names_the_unreadable_file(tmp_path: Path) -> None:
     assert str(tmp_path) in refusal(tmp_path, "not toml")
     assert "serve cannot be" in refusal(tmp_path, "serve = 1\n")

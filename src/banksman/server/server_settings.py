@@ -335,6 +335,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         }
         # The path of a URL may contain a key.
         found["webhooks"] = [target.label for target in self.webhook_targets()]
+        if self.otel_endpoint is not None:
+            found["otel_endpoint"] = webhook_targets.origin_of(self.otel_endpoint)
         return found if self.store is None else {**found, "store": self.store_shown}
 
 

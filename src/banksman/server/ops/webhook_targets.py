@@ -84,6 +84,15 @@ def targets_of(urls: Sequence[str], hosts: Sequence[str]) -> list[WebhookTarget]
     return found
 
 
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of a URL, without a user, a path and a query."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "an invalid URL"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
 def _target(url: str, allowed: AllowList) -> WebhookTarget:
     parts, port = _split(url)
     host = (parts.hostname or "").rstrip(".")
