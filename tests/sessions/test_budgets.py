@@ -150,6 +150,18 @@ async def test_sessions_of_caller_share_its_budget(tmp_path: Path) -> None:
         assert (use.used, use.cap) == (110, 100)
 
 
+async def test_hold_whose_asks_wait_for_a_budget_ends_when_it_is_idle(tmp_path: Path) -> None:
+    options = {**QUICK, "hold_idle_seconds": 0.1}
+    async with Host("memory:", caller_budgets={"alice": {"turns": 1}}) as host:
+        session = await host.open("claude", name="one", command=fake_agent.command(), options=options)
+        hold = await session.begin_hold(caller="alice")
+        assert (await (await session.ask("first", caller="alice", hold=hold)).outcome()).kind is Kind.DONE
+        waiting = await session.ask("second", caller="alice", hold=hold)
+        assert (await (await session.ask("other", caller="bob")).outcome()).text == "other"
+        assert session.status().holds == ()
+        assert [turn.turn for turn in session.status().queue] == [waiting.id]
+
+
 async def test_two_sessions_do_not_both_take_the_last_turn(tmp_path: Path) -> None:
     agent = fake_agent.command()
     async with Host("memory:", caller_budgets={"*": {"turns": 3}}) as host:

@@ -27,7 +27,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold
 from banksman.core.session.effects import EndHold
 from banksman.core.session.facts import Timer
-from banksman.core.session.state import OVER, ProcessPhase, Session, Stdin, Store
+from banksman.core.session.state import OVER, ProcessPhase, Stdin, Store
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Cause, Turn, TurnPhase
 from banksman.errors import AgentError
@@ -157,15 +157,17 @@ def _on_hold_idle(work: Transition, subject: str) -> None:
     hold = state.hold
     if hold is None or subject != f"{hold.id}#{state.hold_asks}":
         return
-    if _is_in_use(state, hold):
+    if _is_in_use(work, hold):
         work.watch_hold()
         return
     work.end_hold("idle")
     work.do(EndHold(hold.id))
 
 
-def _is_in_use(state: Session, hold: Hold) -> bool:
-    turns = [state.turn, *(waiting for waiting in state.queue if isinstance(waiting, Turn))]
+def _is_in_use(work: Transition, hold: Hold) -> bool:
+    # An ask that waits for a budget or a limit may wait for days. It does not keep the others out.
+    queue = idle_process.servable(work.state, work.state.queue, work.at)
+    turns = [work.state.turn, *(waiting for waiting in queue if isinstance(waiting, Turn))]
     return any(
         turn is not None and turn.ask is not None and turn.ask.hold == hold.id for turn in turns
     )
