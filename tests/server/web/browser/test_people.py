@@ -79,6 +79,17 @@ def test_one_asks_another_approves_and_a_third_only_looks(chromium: Chromium, se
         assert tokens.request(served, vera_token, method, url, body).status == 403, (method, url)
 
 
+def test_asker_of_a_shared_session_has_no_buttons_of_its_owner(chromium: Chromium, served: Served) -> None:
+    session = tokens.opened_by(served, "una", "owned")
+    served.request("PUT", f"/v1/sessions/{session}/shared", {"shared": ["udo"]})
+    una = login(chromium, served, "una", Role.ASKER, session)
+    udo = login(chromium, served, "udo", Role.ASKER, session)
+    for tab, count in ((una, 1), (udo, 0)):
+        expect(tab.message).to_be_visible()
+        expect(tab.page.get_by_role("button", name="Close this session")).to_have_count(count)
+        expect(tab.page.get_by_title("Change the name")).to_have_count(count)
+
+
 @pytest.mark.thorough
 def test_asker_of_a_shared_session_cannot_stop_the_ask_of_another(chromium: Chromium, served: Served) -> None:
     session = tokens.opened_by(served, "ann", "both", {"prompt 1": ["say at work", "hang"]})

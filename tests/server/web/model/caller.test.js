@@ -1,6 +1,6 @@
 import test from "node:test";
 import assert from "node:assert/strict";
-import { CallerOfPage, callerText, mayDo, mayInterrupt, mayPreempt } from "../../../../src/banksman/server/web/model/caller.js";
+import { CallerOfPage, callerText, mayDo, mayInterrupt, mayPreempt, maySteer } from "../../../../src/banksman/server/web/model/caller.js";
 
 const asker = { name: "ann", role: "asker", actions: ["list", "read", "ask", "interrupt"] };
 const admin = { name: null, role: "admin", actions: ["list", "ask", "answer", "interrupt"] };
@@ -41,4 +41,34 @@ test("the caller is read at each start of a stream, and a failed read changes no
   }
   assert.deepEqual(seen, [admin, asker, asker, asker]);
   assert.equal(page.may("answer"), false);
+});
+
+test("an asker steers only its own sessions, and others as their role says", () => {
+  const steering = { ...asker, actions: ["steer"] };
+  assert.deepEqual(["ann", "ben", null, undefined].map((owner) => maySteer(steering, owner)), [true, false, false, false]);
+  assert.equal(maySteer({ ...steering, actions: [] }, "ann"), false);
+  assert.equal(maySteer({ ...steering, role: "operator" }, "ben"), true);
+  assert.equal(maySteer(null, undefined), true);
+});
+
+test("the owner of a session is read for a limited role", async () => {
+  const read = [];
+  const page = new CallerOfPage({
+    get: async (path) => {
+      read.push(path);
+      return { owner: "ann", shared: ["ben"] };
+    },
+    feed: {},
+  });
+  const [steers, end] = page.steers("a/b");
+  const settled = () => new Promise((done) => setImmediate(done));
+  const found = [];
+  for (const me of [admin, { name: "ben", role: "asker", actions: ["steer"] }, { name: "ann", role: "asker", actions: ["steer"] }]) {
+    page.me.value = me;
+    await settled();
+    found.push([me.name, steers.value, read.length]);
+  }
+  end();
+  assert.deepEqual(found, [[null, false, 0], ["ben", false, 1], ["ann", true, 2]]);
+  assert.equal(read[0], "v1/sessions/a%2Fb/shared");
 });

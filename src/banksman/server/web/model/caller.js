@@ -6,7 +6,7 @@
 // @ts-check
 import { get as getOne } from "../net/api.js";
 import { feed as theFeed } from "../net/feed.js";
-import { derived, signal } from "./signal.js";
+import { derived, effect, signal } from "./signal.js";
 
 /** Roles that are limited neither to own sessions nor to own asks. */
 const UNLIMITED = new Set(["operator", "admin"]);
@@ -52,6 +52,26 @@ export class CallerOfPage {
   }
 
   /**
+   * Whether the caller may rename, reorder and close this session, as a signal, and a function that
+   * ends its reads. Only for a limited role the owner is read.
+   * @param {string} id
+   * @returns {[{value: boolean, subscribe: any}, () => void]}
+   */
+  steers(id) {
+    /** undefined: not known. @type {{value: string|null|undefined, subscribe: any}} */
+    const owner = signal(undefined);
+    const read = async (/** @type {Me|null} */ me) => {
+      if (me === null || UNLIMITED.has(me.role) || !mayDo(me, "steer")) return;
+      try {
+        owner.value = (await this._get(`v1/sessions/${encodeURIComponent(id)}/shared`)).owner;
+      } catch {
+        // The buttons stay hidden. The view of the session says what is wrong.
+      }
+    };
+    return [derived([this.me, owner], maySteer), effect([this.me], (me) => void read(me))];
+  }
+
+  /**
    * Whether the caller may interrupt or withdraw the ask of `other`.
    * @param {string|null|undefined} other
    */
@@ -75,6 +95,16 @@ export function mayDo(me, action) {
 export function mayInterrupt(me, other) {
   if (me === null || UNLIMITED.has(me.role)) return true;
   return me.actions.includes("interrupt") && other === me.name;
+}
+
+/**
+ * Whether the caller may rename, reorder and close a session. A limited role may do so with its own.
+ * @param {Me|null} me
+ * @param {string|null|undefined} owner undefined: not known yet
+ */
+export function maySteer(me, owner) {
+  if (me === null || UNLIMITED.has(me.role)) return mayDo(me, "steer");
+  return mayDo(me, "steer") && owner !== undefined && owner === me.name;
 }
 
 /**

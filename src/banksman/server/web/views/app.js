@@ -205,6 +205,7 @@ class App {
     return {
       ...this.shared,
       session: signal(null),
+      maySteer: caller.allows("steer"),
       id: null,
       log: null,
       own: null,
@@ -221,13 +222,16 @@ class App {
     const log = new SessionLog(id);
     const own = new OwnEvents(id);
     const session = signal(sessions.list.value.find((one) => one.id === id) ?? null);
+    const [maySteer, forget] = caller.steers(id);
     this.closings.push(
       () => log.close(),
       () => own.close(),
+      forget,
     );
     const context = {
       ...this.shared,
       session,
+      maySteer,
       id,
       log,
       own,

@@ -40,11 +40,11 @@ export function mountHeader(parent, context) {
   const clock = signal(0);
   const timer = setInterval(() => context.feed.connection.value.retryAt && (clock.value += 1), 500);
   const offs = [
-    effect([context.session, context.caller.me], (session) => {
+    effect([context.session, context.maySteer], (session, maySteer) => {
       name.show(session);
       drawState(state, session);
       buttons.close.disabled = !session || session.state === "gone";
-      buttons.close.hidden = !context.caller.may("steer");
+      buttons.close.hidden = !maySteer;
     }),
     effect([context.session, context.usage], (session, usage) => drawFacts(facts, session, usage)),
     effect([context.feed.connection, clock], (now) => drawConnection(connection, now)),
@@ -156,7 +156,7 @@ function nameOf(title, context) {
     if (isEdited) return;
     if (context.id === null) return replace(title, "Banksman");
     const words = session?.name ?? context.id;
-    if (!context.caller.may("steer")) return replace(title, words);
+    if (!context.maySteer.value) return replace(title, words);
     const button = title.querySelector("button");
     if (button?.textContent === words) return;
     replace(title, el("button", { type: "button", title: "Change the name", on: { click: edit } }, words));

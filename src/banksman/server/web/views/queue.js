@@ -55,7 +55,7 @@ class QueuePanel {
         this.draw();
       }),
       this.context.own.events.subscribe(() => this.draw()),
-      effect([this.context.caller.me], () => this.draw()),
+      effect([this.context.caller.me, this.context.maySteer], () => this.draw()),
       listen(document, "visibilitychange", () => this.draw()),
     ];
     this.ticker = setInterval(() => this._tick(), 1000);
@@ -192,12 +192,12 @@ class QueuePanel {
 
   _update(node, row, rows, now) {
     const { prompt, kind, by, up, top, cancel } = node.parts;
-    const { caller } = this.context;
+    const { caller, maySteer } = this.context;
     const asker = this.known(row.turn).caller ?? null;
     const byText = asker === null ? "" : `by ${asker}`;
     if (by.textContent !== byText) by.textContent = byText;
-    set(up, { hidden: !caller.may("steer") });
-    set(top, { hidden: !caller.may("steer") });
+    set(up, { hidden: !maySteer.value });
+    set(top, { hidden: !maySteer.value });
     set(cancel, { hidden: !caller.mayInterrupt(asker) });
     const words = row.prompt || row.turn;
     if (prompt.textContent !== words) prompt.textContent = words;
