@@ -31,16 +31,18 @@ def download(client: Client, path: str, target: str, query: Mapping[str, Any] | 
     partial = f"{target}.{os.getpid()}.part"
     try:
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            size = sum(file.write(piece) for piece in pieces)
-        _check_absent(target)
-        os.rename(partial, target)
+        try:
+            with open(fd, "wb") as file:
+                size = sum(file.write(piece) for piece in pieces)
+            _check_absent(target)
+            os.rename(partial, target)
+        finally:
+            # Not a file of this name that was there before: then `os.open` has failed.
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
     except OSError as exc:
         hint = "use a path in a folder that this user may write"
         raise UsageError(f"cannot write {target}: {exc.strerror}", hint=hint) from exc
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
     return size
 
 

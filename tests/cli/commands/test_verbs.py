@@ -586,3 +586,17 @@ def test_cli_log_stderr_prints_the_stderr_of_the_running_agent(served: Served) -
     assert run(served, "log", session, "--stderr").stdout == "what \\x1b[31m it says\n"
     assert objects(run(served, "log", session, "--stderr", "--json").stdout) == [{"text": "what \x1b[31m it says\n"}]
     assert run(served, "log", session, "--stderr", "--follow").returncode == 2
+
+
+def test_cli_export_keeps_a_file_that_has_the_name_of_its_partial_file(served: Served, tmp_path: Path) -> None:
+    session = served.open()
+    served.outcome(session, served.ask(session, "hello"))
+    file = tmp_path / "log.ndjson"
+    # The shell becomes the program, with the same pid.
+    script = f'echo precious > "{file}.$$.part"; exec "$@"'
+    words = ["sh", "-c", script, "sh", *BANKSMAN, "export", session, str(file)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=SECONDS_MAX, check=False, env=environment(served)
+    )
+    assert (done.returncode, "cannot write" in done.stderr) == (2, True), done
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["precious\n"]
