@@ -25,6 +25,8 @@ from typing import Any
 from banksman import BanksmanError, Host, Turn
 from banksman.core.session.event import SESSION_HANDED_OVER
 from banksman.process import hold_record
+from banksman.process.kept_process import KeptProcess
+from banksman.process.tree_hand_over import Survival
 from banksman.sessions import held_session
 from banksman.store.sqlite import SqliteLog
 from banksman.testing import fake_agent
@@ -35,6 +37,19 @@ MARK = "CRASH_TEST_MARK"
 # No host outlives its test for long.
 LIFE_SECONDS_MAX = 100
 LINE_BYTES_MAX = 16 << 20
+
+
+# Done when a keeper holds its tree after the death of this host.
+PLACES: list[asyncio.Future[str]] = []
+_survive = KeptProcess.survive
+
+
+def note_place(process: KeptProcess, survival: Survival) -> asyncio.Future[str]:
+    PLACES.append(_survive(process, survival))
+    return PLACES[-1]
+
+
+KeptProcess.survive = note_place  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # -- the program -----------------------------------------------------------------------------------------------------
@@ -55,6 +70,11 @@ class Program:
 
     async def ping(self) -> str:
         return "here"
+
+    async def survive(self) -> None:
+        """Wait until the death of this host no longer ends the processes that shall survive it."""
+        if PLACES:
+            await asyncio.wait(PLACES)
 
     async def open(self, how: dict[str, Any]) -> str:
         return (await self.host.open(how.pop("agent", "claude"), **how)).id

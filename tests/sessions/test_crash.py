@@ -81,6 +81,8 @@ async def crash(it: Scene) -> None:
     """Kill the host, and let the next one take the session up."""
     # The agent may have reached its pause before the host has noted that its prompt is written.
     await it.host.ping()
+    # A process that was handed over survives its next host only a moment after the take-over.
+    await it.host.call("survive")
     it.host.kill()
     await it.come()
 

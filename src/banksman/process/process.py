@@ -19,6 +19,7 @@ from banksman.core.process_facts import (
     ProcessFact,
     Started,
     StartFailed,
+    Stream,
     Survivor,
 )
 from banksman.errors import BanksmanError, MachineError, no_room
@@ -216,6 +217,9 @@ class ChildProcess(KeptProcess):
         # For the error of a failed start.
         self._cwd = launch.cwd
         self._uid = None if launch.user is None else launch.user[0]
+        # The streams to read after the fact `Started`. The child may write, or end a stream, before
+        # the keeper has reported its start.
+        self._first_reads: set[Stream] = set()
         self._request = SpawnRequest(self._loop, launch.inherited.fingerprint, grace)
         self._start_timer: asyncio.TimerHandle | None = None
         self._survival_wanted = survival
@@ -275,6 +279,15 @@ class ChildProcess(KeptProcess):
         except OSError as exc:
             self._fail(no_room("fds", exc))
 
+    def pause_reading(self, stream: Stream | None = None) -> None:
+        self._first_reads.difference_update(Stream if stream is None else (stream,))
+        super().pause_reading(stream)
+
+    def resume_reading(self, stream: Stream | None = None) -> None:
+        self._first_reads.update(Stream if stream is None else (stream,))
+        if self.pid is not None:
+            super().resume_reading(stream)
+
     def _on_start_timeout(self) -> None:
         self._start_timer = None
         if self.pid is None and not self._is_over:
@@ -298,6 +311,8 @@ class ChildProcess(KeptProcess):
                 if self._survival_wanted is not None:
                     self.place = self.survive(self._survival_wanted)
                 self._on_fact(Started(pid, at))
+                for stream in self._first_reads:
+                    super().resume_reading(stream)
             case (messages.FAILED, "stopped", _):
                 self.close()
                 self._on_fact(NeverStarted(time.monotonic()))
