@@ -1,6 +1,6 @@
 """Calls of `Session` that change its queue: edit or move a queued ask, hold for several asks.
 
-Each call becomes a fact for the driver. The rules are in `core/session/ask_edit.py` and
+Each call becomes a fact for the driver. The rules are in `core/session/asks.py` and
 `core/session/ask_queue.py`.
 """
 

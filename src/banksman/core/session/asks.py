@@ -1,4 +1,4 @@
-"""Handle callers' requests: ask, steer, withdraw, interrupt, reorder, hold, answer.
+"""Handle callers' requests: ask, steer, withdraw, interrupt, move, edit, hold, answer.
 
 An ask is accepted into the queue or into the running turn, or rejected. `grants.py` grants the
 queued asks and holds, and sends the prompts of turns. This module sends only steered prompts.
@@ -21,8 +21,16 @@ from banksman.core.session import (
 )
 from banksman.core.session import event as kinds
 from banksman.core.session.ask_queue import Hold, Queue
-from banksman.core.session.effects import Accept, EndHold, GiveReceipt, Reject, StartTimer
+from banksman.core.session.effects import (
+    Accept,
+    EndHold,
+    GiveReceipt,
+    Reject,
+    SettingTaken,
+    StartTimer,
+)
 from banksman.core.session.facts import (
+    AskEdited,
     AskMoved,
     InterruptAsked,
     LimitDecided,
@@ -42,7 +50,7 @@ from banksman.core.session.state import (
 from banksman.core.session.transition import Transition
 from banksman.core.session.turn import Ask, Cause, Turn, TurnPhase, queued
 from banksman.core.session.turn_usage import caller_of
-from banksman.errors import BanksmanError, Busy, QueueFull
+from banksman.errors import BanksmanError, Busy, QueueFull, Refused
 
 
 def ask(work: Transition, ask: Ask) -> None:
@@ -374,6 +382,41 @@ def move(work: Transition, fact: AskMoved) -> None:
     if queue != work.state.queue:
         work.set(queue=queue)
         work.log(fact.turn, kinds.QUEUE_CHANGED, before=fact.before, **kinds.named(fact.caller))
+
+
+def edit(work: Transition, fact: AskEdited) -> None:
+    """Change the prompt or the class of a queued ask and log the change, or refuse it.
+
+    An ask can be edited until its first grant. Afterwards the agent may have its prompt, and a
+    requeued turn repeats that one.
+    """
+    refusal = _edit_refusal(work.state, fact)
+    if refusal is not None:
+        work.do(SettingTaken(fact.change, refusal))
+        return
+    work.set(queue=ask_queue.edit(work.state.queue, fact.turn, fact.prompt, fact.priority))
+    told = {"prompt": fact.prompt, "priority": fact.priority, "caller": fact.caller}
+    work.log(fact.turn, kinds.TURN_EDITED, **told)
+    work.after_commit(SettingTaken(fact.change))
+
+
+def _edit_refusal(state: Session, fact: AskEdited) -> BanksmanError | None:
+    if state.store is not Store.WORKING:
+        return state.store_error
+    # The next owner of a session that leaves has its queue as the log has it now.
+    if state.mode is not Mode.OPEN:
+        return not_open(state, turn=fact.turn)
+    message = f"cannot edit turn {fact.turn}"
+    turn = ask_queue.find(state.queue, fact.turn)
+    if turn is None or turn.attempt > 1:
+        why = "it is not queued" if turn is None else "the agent may have its prompt"
+        return Refused(f"{message}: {why}", hint="interrupt it, and ask again", turn=fact.turn)
+    is_of_hold = any(ask.hold is not None for ask in turn.asks)
+    if fact.priority is not None and (is_of_hold or len(turn.asks) > 1):
+        why = "its hold has the priority" if is_of_hold else "other asks share its turn"
+        hint = "leave its priority, or interrupt it and ask again"
+        return Refused(f"{message}: {why}", hint=hint, turn=fact.turn)
+    return None
 
 
 def hold(work: Transition, hold: Hold) -> None:

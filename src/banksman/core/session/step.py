@@ -32,7 +32,6 @@ from banksman.core.process_facts import (
 )
 from banksman.core.session import (
     agent_output,
-    ask_edit,
     asks,
     budget_gate,
     durability,
@@ -184,7 +183,7 @@ def _from_caller(work: Transition, fact: CallerFact) -> None:
         case AskMoved():
             asks.move(work, fact)
         case AskEdited():
-            ask_edit.edit(work, fact)
+            asks.edit(work, fact)
         case HoldAsked(hold=hold, priority=priority, caller=caller):
             asks.hold(work, Hold(hold, priority, fact.at, caller))
         case HoldReleased(hold=hold, caller=caller):
