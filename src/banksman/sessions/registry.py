@@ -442,23 +442,14 @@ class SessionRegistry:
 
     def _can_move(self, spec: SessionSpec, on_question: OnQuestion | None) -> bool:
         """Whether another host of this machine can open a session from the log alone."""
-        return (
-            HAS_KEEPERS
-            and self.store.is_durable
-            and getattr(self.store, "cluster", None) is None
-            and on_question is None
-            and spec_record.is_whole(spec, self.redactor)
-        )
+        is_local = self.store.is_durable and getattr(self.store, "cluster", None) is None
+        can_open = HAS_KEEPERS and is_local and on_question is None
+        return can_open and spec_record.is_whole(spec, self.redactor)
 
     def check_survival(self, spec: SessionSpec, on_question: OnQuestion | None) -> None:
         """Raise `UsageError` if a session shall survive this host and no other could open it."""
         if spec.survive is not None and not self._can_move(spec, on_question):
-            hint = (
-                "leave survive, env, mcp_servers, hooks, tools and functions out, "
-                "and use a store in a file"
-            )
-            message = "cannot survive a crash of the host: no other host could open the session"
-            raise UsageError(message, hint=hint)
+            raise spec_record.cannot_survive()
 
     def _survive_seconds(self, session: Session, startup: Startup) -> float | None:
         """Return how long the next process of a session survives this host; None: it does not."""

@@ -172,3 +172,12 @@ def of_another_agent(name: str | None, agent: str, session: str) -> UsageError:
     return UsageError(
         f"the session {name!r} belongs to the agent {agent}", hint=hint, session=session
     )
+
+
+def cannot_survive() -> UsageError:
+    """Build the error for a session that shall survive its host, and that no other could open."""
+    hint = (
+        "leave survive, env, mcp_servers, hooks, tools and functions out, and use a store in a file"
+    )
+    message = "cannot survive a crash of the host: no other host could open the session"
+    return UsageError(message, hint=hint)
