@@ -20,7 +20,7 @@ from tests.server.api.test_session_routes import wait_for
 from tests.server.kit import TOKEN, Served, port_of, terminate
 from tests.thorough import thorough
 
-from banksman.server import http_server as servers
+from banksman.server import http_service as servers
 from banksman.server import main as server_main
 from banksman.server.graceful_shutdown import GracefulShutdown
 from banksman.server.problems import CLOSING_HINT

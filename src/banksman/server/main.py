@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any
 from banksman import Host, config, raise_fd_limit, sockets
 from banksman.errors import BanksmanError, UsageError
 from banksman.folders import sockets_folder, state_folder
-from banksman.server import listener as servers
 from banksman.server import served_host
 from banksman.server.graceful_shutdown import GracefulShutdown
+from banksman.server.http import listener as servers
 from banksman.server.http import tls
 from banksman.server.http import token_file as tokens
 from banksman.server.ops import (

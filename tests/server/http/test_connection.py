@@ -14,7 +14,7 @@ import pytest
 from tests.server.http.test_connection_limits import JSON_LINE, in_this_process
 from tests.server.kit import SECONDS_MAX, Served, head, statuses, talk
 
-from banksman.server import http_server as servers
+from banksman.server import http_service as servers
 from banksman.server.http import connection
 
 BODY = b'{"token": "not the one"}'

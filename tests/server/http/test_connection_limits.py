@@ -13,11 +13,11 @@ import pytest
 from tests.server.kit import AUTHORIZATION, SECONDS_MAX, TOKEN, Served, head, no_drain, shared, statuses, talk
 
 from banksman import Host
-from banksman.server import app, http_server
-from banksman.server import listener as servers
+from banksman.server import app, http_service
 from banksman.server.api import route
 from banksman.server.context import Context
 from banksman.server.http import connection
+from banksman.server.http import listener as servers
 from banksman.server.http.start_policy import StartPolicy
 from banksman.server.server_settings import ServerSettings
 from banksman.server.streams.follower import EventStreams, StreamCounts
@@ -448,7 +448,7 @@ async def in_this_process(**settings: Any) -> AsyncGenerator[int]:
     try:
         async with Host("memory:") as host:
             context = Context(host, made, StartPolicy(made), streams, drain=no_drain, store="memory:")
-            server = http_server.HttpServer(app.make(context, token=TOKEN, port=port), [listener], made, streams)
+            server = http_service.HttpServer(app.make(context, token=TOKEN, port=port), [listener], made, streams)
             server.start()
             try:
                 yield port

@@ -28,7 +28,7 @@ from tests.thorough import thorough
 
 from banksman import sockets
 from banksman.errors import UsageError
-from banksman.server import http_server
+from banksman.server import http_service
 from banksman.server.http import accept_loop
 from banksman.server.http.tls import ServerCertificate
 from banksman.server.server_settings import ServerSettings
@@ -230,14 +230,14 @@ async def test_answered_client_that_keeps_its_socket_does_not_delay_the_end(
 ) -> None:
     # The client never answers the end of TLS, and only the limit of the shutdown ends its connection.
     monkeypatch.setattr(accept_loop, "TLS_CLOSE_SECONDS_MAX", 3600.0)
-    monkeypatch.setattr(http_server, "CLOSE_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(http_service, "CLOSE_SECONDS_MAX", 0.01)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     settings = ServerSettings(port=0, token=TOKEN)
     closing_ = asyncio.get_running_loop().create_future()
     streams = EventStreams(closing_, StreamCounts(), SharedPages(), 1.0, 1)
     certificate = ServerCertificate(tls.cert, tls.key)
-    server = http_server.HttpServer(PlainTextResponse("alive"), [listener], settings, streams, certificate)
+    server = http_service.HttpServer(PlainTextResponse("alive"), [listener], settings, streams, certificate)
     server.start()
 
     def ask() -> ssl.SSLSocket:

@@ -18,9 +18,9 @@ import pytest
 from tests.server.kit import no_drain
 
 from banksman import Host, Kind
-from banksman.server import app, http_server
-from banksman.server import listener as server
+from banksman.server import app, http_service
 from banksman.server.context import Context
+from banksman.server.http import listener as server
 from banksman.server.http.connection import SLICE_BYTES
 from banksman.server.http.start_policy import StartPolicy
 from banksman.server.server_settings import ServerSettings
@@ -47,7 +47,7 @@ AROUND_BYTES = 1 << 10
 class Served:
     host: Host
     streams: EventStreams
-    server: http_server.HttpServer
+    server: http_service.HttpServer
     port: int
 
     def connections(self) -> list[Any]:
@@ -69,7 +69,7 @@ async def serving() -> AsyncGenerator[Served]:
             streams_max=settings.streams_max,
         )
         context = Context(host, settings, StartPolicy(settings), streams, drain=no_drain, store="")
-        one = http_server.HttpServer(app.make(context, token=TOKEN, port=port), [listener], settings, streams)
+        one = http_service.HttpServer(app.make(context, token=TOKEN, port=port), [listener], settings, streams)
         one.start()
         try:
             yield Served(host, streams, one, port)
