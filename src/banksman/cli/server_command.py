@@ -20,14 +20,8 @@ from typing import Any, TextIO, cast
 from banksman import config
 from banksman.cli import INTERRUPTED, NO_SERVER, NOT_SAID, REFUSED, USAGE
 from banksman.cli.arguments import Parser, add_format
-from banksman.cli.client.client import (
-    Client,
-    ClientError,
-    NoServer,
-    NotLetIn,
-    RequestRefused,
-    segment,
-)
+from banksman.cli.client.client import Client, segment
+from banksman.cli.client.exchange import ClientError, NoServer, NotLetIn, RequestRefused
 from banksman.cli.client.locate import ServerLocator
 from banksman.cli.containment_flags import containment_of
 from banksman.cli.output import (

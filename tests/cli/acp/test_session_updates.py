@@ -18,7 +18,7 @@ from banksman.cli.acp.session_updates import (
     projector_of,
     refusal_of,
 )
-from banksman.cli.client.client import NoServer, RequestRefused
+from banksman.cli.client.exchange import NoServer, RequestRefused
 
 Event = dict[str, Any]
 

@@ -14,8 +14,9 @@ import pytest
 from tests.cli.client.player import Player, answer
 
 from banksman.cli.client import client as clients
-from banksman.cli.client.client import Client, Lost, NoServer, NotLetIn, RequestRefused, segment
+from banksman.cli.client.client import Client, segment
 from banksman.cli.client.discovery import ServerAddress, find, named, owner_of
+from banksman.cli.client.exchange import Lost, NoServer, NotLetIn, RequestRefused, Silent
 from banksman.errors import UsageError
 from banksman.folders import state_folder
 
@@ -444,7 +445,7 @@ def test_silent_server_is_asked_only_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(clients, "LOOK_SECONDS_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(clients.Silent, match="does not answer"):
+        with pytest.raises(Silent, match="does not answer"):
             Client(lambda: named(url)).get("/v1/sessions")
         listener.settimeout(0.2)
         listener.accept()[0].close()
@@ -457,6 +458,6 @@ def test_silent_server_at_a_socket_is_named_by_its_pid(monkeypatch: pytest.Monke
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
-        with pytest.raises(clients.Silent) as caught:
+        with pytest.raises(Silent) as caught:
             Client(lambda: named(f"unix:{tmp_path}/s")).get("/v1/sessions")
     assert caught.value.hint == f"the server (pid {os.getpid()}) may be stopped or busy; see its log"

@@ -13,9 +13,10 @@ import pytest
 from tests.cli.client.player import SSE, Player, Silence, answer
 
 from banksman.cli.client import event_stream
-from banksman.cli.client.client import Client, NoServer, NotLetIn, RequestRefused
+from banksman.cli.client.client import Client
 from banksman.cli.client.discovery import named
 from banksman.cli.client.event_stream import EventFollower, StreamBroken
+from banksman.cli.client.exchange import NoServer, NotLetIn, RequestRefused
 
 
 def stored(seq: int) -> bytes:

@@ -22,9 +22,10 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from banksman import config
-from banksman.cli.client.client import Client, ClientError, Lost, NoServer, segment
+from banksman.cli.client.client import Client, segment
 from banksman.cli.client.discovery import ServerAddress, announced, named
 from banksman.cli.client.event_stream import seq_of
+from banksman.cli.client.exchange import ClientError, Lost, NoServer
 from banksman.cli.output import say_aside
 from banksman.errors import BanksmanError, UsageError
 from banksman.folders import state_folder

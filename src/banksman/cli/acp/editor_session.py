@@ -34,8 +34,9 @@ from banksman.cli.acp.session_updates import (
     projector_of,
     refusal_of,
 )
-from banksman.cli.client.client import ClientError, NoServer, segment
+from banksman.cli.client.client import segment
 from banksman.cli.client.event_stream import Event, EventFollower, seq_of
+from banksman.cli.client.exchange import ClientError, NoServer
 from banksman.cli.output import say_aside
 from banksman.core.wire.jsonrpc import Id
 from banksman.errors import BanksmanError

@@ -21,8 +21,9 @@ from banksman.cli.acp import session_updates
 from banksman.cli.acp.backend import Backend
 from banksman.cli.acp.editor_session import EditorPrompt, EditorSession, SessionListener
 from banksman.cli.acp.session_updates import bad_params
-from banksman.cli.client.client import Client, RequestRefused, segment
+from banksman.cli.client.client import Client, segment
 from banksman.cli.client.event_stream import seq_of
+from banksman.cli.client.exchange import RequestRefused
 from banksman.core.wire.jsonrpc import Id, Notification, RpcCall
 
 # The sessions that one editor has open. All are known, but not all unused ones are followed.

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from banksman.cli.acp.backend import AWAY_SECONDS, AWAY_SECONDS_MAX, Backend
-from banksman.cli.client.client import ClientError, NoServer, segment
+from banksman.cli.client.client import segment
+from banksman.cli.client.exchange import ClientError, NoServer
 from banksman.cli.output import as_line, say_aside
 from banksman.core.wire.jsonrpc import Failure, RpcReply
 from banksman.errors import BanksmanError

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
-from banksman.cli.client.client import RequestRefused
 from banksman.cli.client.event_stream import Event
+from banksman.cli.client.exchange import RequestRefused
 from banksman.core.wire.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
 from banksman.errors import BanksmanError, UsageError
 from banksman.sessions.profile import DIALECTS, Quirks

@@ -1,9 +1,9 @@
-"""HTTP client of the CLI: JSON requests and streams, with errors that say which side must act.
+"""HTTP client of the CLI: JSON requests and streams, sent to the owner of the session, and retried.
 
 The client uses only the standard library and one connection per request. It follows no redirect and
 uses no proxy: the token goes only to the server that was named or found. If another process of this
 machine owns the session, that server refuses, and the request goes to the owner (`OwnerServers` in
-`discovery.py`). `event_stream.py` reads the streams.
+`discovery.py`). `exchange.py` sends each request, and `event_stream.py` reads the streams.
 
 If a connection breaks, a request that is safe to repeat (a GET, or one with an `Idempotency-Key`)
 is repeated a few times. Other requests are not, because the server may have executed them.
@@ -13,83 +13,35 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
-import socket
-import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, cast
-from urllib.parse import quote, urlencode
+from typing import Any
+from urllib.parse import quote
 
-from banksman.cli.client.connections import CONNECT_SECONDS_MAX, connection_to
-from banksman.cli.client.discovery import (
-    OwnerRequest,
-    OwnerServers,
-    ServerAddress,
-    owner_of,
-    pid_of,
+from banksman.cli.client.discovery import OwnerRequest, OwnerServers, ServerAddress, owner_of
+from banksman.cli.client.exchange import (
+    ANSWER_SECONDS_MAX,
+    ClientError,
+    Lost,
+    NoServer,
+    Query,
+    RequestRefused,
+    Silent,
+    decoded_body,
+    exchange,
+    read_body,
 )
-from banksman.cli.client.server_reply import checked, decode, detail_of, hint_of
+from banksman.cli.client.server_reply import checked
 from banksman.cli.output import ProgressMessage
-from banksman.errors import BanksmanError
 
-# A live server answers sooner, unless it was asked to wait. Closing and interrupting take as long
-# as the ladder.
-ANSWER_SECONDS_MAX = 120.0
 # A GET takes a moment, plus the time that it was asked to wait.
 LOOK_SECONDS_MAX = 30.0
-ANSWER_BYTES_MAX = 512 << 20
 # Pauses before the repetitions of a repeatable request.
 RETRY_SECONDS = (0.2, 1.0, 3.0)
 # Upper bound of the pause that a server with a limit of requests asks for.
 RETRY_AFTER_SECONDS_MAX = 60.0
 # The title of its refusal.
 _TOO_MANY = "RateLimited"
-# The text of a server for a path that it does not have.
-_NO_PATH = "this path does not exist"
-
-
-Query = Mapping[str, str | int | float | None]
-
-
-class ClientError(BanksmanError):
-    """The request failed: the server was not reached, or it refused."""
-
-
-class NoServer(ClientError):
-    """No server answers at the address, or it is not Banksman."""
-
-
-class Lost(NoServer):
-    """The connection broke after it was made. The server may have executed the request."""
-
-
-class Silent(Lost):
-    """The server accepted the connection but sent nothing before the timeout. Not repeated."""
-
-
-class RequestRefused(ClientError):
-    """The server refused the request, with its explanation."""
-
-    def __init__(
-        self,
-        title: str,
-        detail: str,
-        *,
-        hint: str = "",
-        status: int,
-        ids: Mapping[str, Any] | None = None,
-    ):
-        super().__init__(detail or title, hint=hint)
-        self.title = title
-        self.detail = detail
-        self.status = status
-        self.retry_seconds: float | None = None
-        self.ids = dict(ids or {})
-
-
-class NotLetIn(RequestRefused):
-    """The token is missing or wrong."""
 
 
 class Client:
@@ -188,7 +140,7 @@ class Client:
             try:
                 with (
                     ProgressMessage(f"waiting for {place.url}"),
-                    _exchange(
+                    exchange(
                         *(place, request.method, request.path),
                         query=request.query,
                         body=request.body,
@@ -196,7 +148,7 @@ class Client:
                         answer_seconds_max=_patience(request),
                     ) as response,
                 ):
-                    answer = _decoded(_read(response, place), place)
+                    answer = decoded_body(read_body(response, place), place)
                 # A reply to DELETE may be empty.
                 if answer is not None or request.method != "DELETE":
                     answer = checked(answer, is_look=request.method == "GET")
@@ -250,7 +202,7 @@ class Client:
         """
         place = self._place_for(OwnerRequest("GET", path).session)
         try:
-            with _exchange(
+            with exchange(
                 place,
                 "GET",
                 path,
@@ -297,191 +249,3 @@ def _unreachable(refusal: RequestRefused) -> RequestRefused:
         status=refusal.status,
         ids=refusal.ids,
     )
-
-
-@contextlib.contextmanager
-def _exchange(
-    place: ServerAddress,
-    method: str,
-    path: str,
-    *,
-    query: Query | None,
-    headers: Mapping[str, str],
-    body: Mapping[str, Any] | None = None,
-    answer_seconds_max: float = ANSWER_SECONDS_MAX,
-) -> Generator[http.client.HTTPResponse]:
-    """Send one request and yield a 2xx response whose body is not read yet.
-
-    Raises `RequestRefused` for another status, and `NoServer` or `Lost` for a failed connection.
-    """
-    connection = _connect(place)
-    try:
-        with _losses(place):
-            assert isinstance(connection.sock, socket.socket)
-            connection.sock.settimeout(answer_seconds_max)
-            target = _target(place, path, query)
-            response = _ask(
-                connection, method, target, token=place.token, body=body, headers=headers
-            )
-        # The response owns the socket now, so closing the connection does not close it.
-        with contextlib.closing(response):
-            if not 200 <= response.status < 300:
-                raise _problem(response, place)
-            with _losses(place):
-                yield response
-    finally:
-        connection.close()
-
-
-def _connect(place: ServerAddress) -> http.client.HTTPConnection:
-    connection = connection_to(place)
-    try:
-        connection.connect()
-    except (ConnectionRefusedError, FileNotFoundError) as exc:
-        if not place.is_local:
-            # Only this machine's servers can be started from here.
-            raise NoServer(
-                f"no server at {place.url}: {exc.strerror}",
-                hint="check --url and BANKSMAN_URL, and start the server on that machine",
-            ) from exc
-        raise NoServer(f"no server at {place.url}: start one with banksman serve") from exc
-    except TimeoutError as exc:
-        raise NoServer(f"no answer from {place.url} within {CONNECT_SECONDS_MAX:.0f} s") from exc
-    except ssl.SSLCertVerificationError as exc:
-        hint = "pass the CA of the server with --cafile, and a URL with a name of its certificate"
-        reason = f"its certificate is not trusted: {exc.verify_message}"
-        raise NoServer(f"cannot use the server at {place.url}: {reason}", hint=hint) from exc
-    except ssl.SSLError as exc:
-        hint = "check --url: does the server speak https?"
-        raise NoServer(f"cannot use the server at {place.url}: no TLS", hint=hint) from exc
-    except (OSError, UnicodeError) as exc:
-        reason = getattr(exc, "strerror", None) or str(exc)
-        raise NoServer(f"no server at {place.url}: {reason}") from exc
-    return connection
-
-
-def _ask(
-    connection: http.client.HTTPConnection,
-    method: str,
-    target: str,
-    *,
-    token: str | None,
-    body: Mapping[str, Any] | None,
-    headers: Mapping[str, str],
-) -> http.client.HTTPResponse:
-    every = {"Connection": "close", "User-Agent": "banksman", **headers}
-    if token is not None:
-        every["Authorization"] = f"Bearer {token}"
-    content = None
-    if body is not None:
-        every["Content-Type"] = "application/json"
-        # ASCII: a terminal may deliver a lone surrogate. Escaped, it reaches the server, which
-        # rejects it with a clear error.
-        content = json.dumps(body).encode()
-    try:
-        connection.request(method, target, body=content, headers=every)
-    except (BrokenPipeError, ConnectionResetError):
-        # The server stopped reading, perhaps because the body is too large. It may have sent a
-        # reply with the reason before that.
-        pass
-    return connection.getresponse()
-
-
-@contextlib.contextmanager
-def _losses(place: ServerAddress) -> Generator[None]:
-    """Translate failures of an established connection."""
-    try:
-        yield
-    except TimeoutError as exc:
-        pid = pid_of(place)
-        server = "the server" if pid is None else f"the server (pid {pid})"
-        hint = f"{server} may be stopped or busy; see its log"
-        raise Silent(f"{place.url} does not answer", hint=hint) from exc
-    except (http.client.RemoteDisconnected, http.client.IncompleteRead, ConnectionError) as exc:
-        raise Lost(
-            f"the connection to {place.url} was lost", hint="check that the server is still running"
-        ) from exc
-    except http.client.HTTPException as exc:
-        if isinstance(exc, http.client.BadStatusLine) and "HTTP/1.".startswith(
-            str(exc.args[0])[:7]
-        ):
-            raise Lost(
-                f"the connection to {place.url} was lost",
-                hint="check that the server is still running",
-            ) from exc
-        # The text of this exception would repeat the bytes that the other side sent.
-        reason = "it does not speak HTTP"
-        raise NoServer(
-            f"cannot use the server at {place.url}: {reason}", hint="check --url and BANKSMAN_URL"
-        ) from exc
-    except OSError as exc:
-        raise Lost(f"the connection to {place.url} was lost: {exc.strerror or exc}") from exc
-
-
-def _target(place: ServerAddress, path: str, query: Query | None) -> str:
-    said = {name: value for name, value in (query or {}).items() if value is not None}
-    return f"{place.prefix}{path}{'?' if said else ''}{urlencode(said)}"
-
-
-def _read(response: http.client.HTTPResponse, place: ServerAddress) -> bytes:
-    content = response.read(ANSWER_BYTES_MAX + 1)
-    if len(content) > ANSWER_BYTES_MAX:
-        raise NoServer(
-            f"cannot read the reply of {place.url}: it is larger than {ANSWER_BYTES_MAX} bytes"
-        )
-    # A read with a limit does not notice an early end, so the remaining length is checked. A
-    # response that was cut in its header has no body at all.
-    is_said_empty = response.status == 204 or response.headers.get("Content-Length") == "0"
-    if response.length or (not content and not is_said_empty):
-        raise Lost(
-            f"the connection to {place.url} was lost", hint="check that the server is still running"
-        )
-    return content
-
-
-def _decoded(content: bytes, place: ServerAddress) -> Any:
-    if not content:
-        return None
-    try:
-        return decode(content)
-    except (ValueError, RecursionError) as exc:
-        reason = "it is not Banksman"
-        raise NoServer(
-            f"cannot use the server at {place.url}: {reason}", hint="check --url and BANKSMAN_URL"
-        ) from exc
-
-
-def _path_hint(place: ServerAddress) -> str:
-    """Return the hint for a path that the server does not have. Verbs send only known paths."""
-    if place.prefix:
-        return f"remove {place.prefix} from --url or BANKSMAN_URL, unless a proxy needs it"
-    return "check that --url or BANKSMAN_URL names a Banksman server of this version"
-
-
-def _problem(response: http.client.HTTPResponse, place: ServerAddress) -> RequestRefused:
-    """Build the error for a refusal, also for one from a proxy or another program."""
-    said: dict[str, Any] = {}
-    with contextlib.suppress(ClientError), _losses(place):
-        decoded = _decoded(_read(response, place), place)
-        if isinstance(decoded, dict):
-            said = cast("dict[str, Any]", decoded)
-    title = str(said.get("title") or http.client.responses.get(response.status, "Refused"))
-    detail = str(said.get("detail") or f"{place.url} answers {response.status} {title}")
-    detail = detail_of(detail)
-    hint = hint_of(str(said.get("hint") or ""))
-    ids = cast("dict[str, Any]", said["ids"]) if isinstance(said.get("ids"), dict) else {}
-    kind = RequestRefused
-    if response.status == 401:
-        kind = NotLetIn
-        if place.token is None:
-            limit = "the token in the state folder is only for the server that this user runs"
-            hint = f"set BANKSMAN_TOKEN; {limit}"
-        else:
-            hint = f"check the token in {place.token_from}: it is for another server"
-    elif response.status == 404 and (not said or detail == _NO_PATH):
-        hint = _path_hint(place)
-    problem = kind(title, detail, hint=hint, status=response.status, ids=ids)
-    after = response.headers.get("Retry-After", "")
-    if after.isascii() and after.isdigit() and len(after) < 6:
-        problem.retry_seconds = float(after)
-    return problem

@@ -29,15 +29,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.cli.client.client import (
-    Client,
-    ClientError,
-    Lost,
-    NoServer,
-    Query,
-    RequestRefused,
-    segment,
-)
+from banksman.cli.client.client import Client, segment
+from banksman.cli.client.exchange import ClientError, Lost, NoServer, Query, RequestRefused
 from banksman.cli.client.server_reply import ServerReply, checked, decode
 
 # A frame of an agent has at most 32 MiB, and JSON may encode each byte as six.

@@ -21,8 +21,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from banksman import config
-from banksman.cli.client.client import Client, ClientError, NoServer
+from banksman.cli.client.client import Client
 from banksman.cli.client.discovery import ServerAddress, announced, at_socket, is_there, named
+from banksman.cli.client.exchange import ClientError, NoServer
 from banksman.cli.client.server_reply import UnexpectedReply
 from banksman.cli.output import PATIENCE_SECONDS, ProgressMessage, say_progress
 from banksman.cluster.store_address import is_address, parse

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 from banksman.cli import OK
 from banksman.cli.audit import audit_line, audit_of
-from banksman.cli.client.client import Client, ClientError, segment
+from banksman.cli.client.client import Client, segment
 from banksman.cli.client.event_stream import Event, EventFollower
+from banksman.cli.client.exchange import ClientError
 from banksman.cli.output import (
     as_line,
     as_text,

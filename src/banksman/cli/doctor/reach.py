@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import banksman
-from banksman.cli.client.client import Client, ClientError, NotLetIn
+from banksman.cli.client.client import Client
 from banksman.cli.client.discovery import find, is_there
+from banksman.cli.client.exchange import ClientError, NotLetIn
 from banksman.cli.doctor import Check, DoctorOptions, Finding, note, ok, wrong
 from banksman.sessions import known_agents
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self, cast
 
-from banksman.cli.client.client import Client, NoServer, RequestRefused
+from banksman.cli.client.client import Client
 from banksman.cli.client.event_stream import (
     READ_BYTES_MAX,
     SILENCE_SECONDS_MAX,
@@ -33,6 +33,7 @@ from banksman.cli.client.event_stream import (
     EventFollower,
     SseParser,
 )
+from banksman.cli.client.exchange import NoServer, RequestRefused
 from banksman.cli.tui.keyboard import Decoder, Keyboard
 from banksman.errors import BanksmanError
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from banksman.cli.client.client import Client, RequestRefused, segment
+from banksman.cli.client.client import Client, segment
+from banksman.cli.client.exchange import RequestRefused
 from banksman.cli.output import Style, as_line, cut, padded, width
 from banksman.cli.tui.screen import seconds_in_words
 
