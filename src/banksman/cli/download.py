@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from banksman.cli import OK
 from banksman.cli.client.client import Client
-from banksman.cli.output import CannotWrite
+from banksman.cli.output import CannotWrite, as_line, say, say_json
 from banksman.errors import UsageError
 
 PIECE_BYTES = 1 << 16
@@ -44,6 +46,19 @@ def download(client: Client, path: str, target: str, query: Mapping[str, Any] | 
         hint = "use a path in a folder that this user may write"
         raise UsageError(f"cannot write {target}: {exc.strerror}", hint=hint) from exc
     return size
+
+
+def say_written(arguments: argparse.Namespace, size: int) -> int:
+    """Say that the file is written, unless it went to stdout."""
+    if arguments.file != "-":
+        match arguments.format:
+            case "json":
+                say_json({"file": arguments.file, "bytes": size})
+            case "quiet":
+                pass
+            case _:
+                say(as_line(f"wrote {arguments.file}, {size} bytes"))
+    return OK
 
 
 def _to_stdout(pieces: Iterator[bytes]) -> int:

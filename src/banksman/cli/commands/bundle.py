@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from banksman.cli.client.client import segment
-from banksman.cli.commands.export import told
-from banksman.cli.download import download
+from banksman.cli.download import download, say_written
 from banksman.cli.server_command import ServerParser, client_of, perform
 
 _DESCRIPTION = """\
@@ -42,4 +41,4 @@ def main(words: list[str]) -> int:
 def _bundle(arguments: argparse.Namespace) -> int:
     path = f"/v1/sessions/{segment(arguments.session)}/bundle"
     query = {"text": "false"} if arguments.no_text else None
-    return told(arguments, download(client_of(arguments), path, arguments.file, query))
+    return say_written(arguments, download(client_of(arguments), path, arguments.file, query))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from banksman.cli import OK
 from banksman.cli.client.client import segment
-from banksman.cli.download import download
-from banksman.cli.output import as_line, say, say_json
+from banksman.cli.download import download, say_written
 from banksman.cli.server_command import ServerParser, client_of, perform
 
 
@@ -33,17 +31,4 @@ def main(words: list[str]) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     path = f"/v1/sessions/{segment(arguments.session)}/export"
     size = download(client_of(arguments), path, arguments.file)
-    return told(arguments, size)
-
-
-def told(arguments: argparse.Namespace, size: int) -> int:
-    """Say that the file is written, unless it went to stdout."""
-    if arguments.file != "-":
-        match arguments.format:
-            case "json":
-                say_json({"file": arguments.file, "bytes": size})
-            case "quiet":
-                pass
-            case _:
-                say(as_line(f"wrote {arguments.file}, {size} bytes"))
-    return OK
+    return say_written(arguments, size)
