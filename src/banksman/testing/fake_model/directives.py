@@ -69,7 +69,7 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForFile:
     line: str
     path: str
 
@@ -131,7 +131,7 @@ class Drop:
     times: int | None
 
 
-Pause = Sleep | Wait | Hang | Stall
+Pause = Sleep | WaitForFile | Hang | Stall
 Directive = (
     Text
     | Slow
@@ -244,8 +244,8 @@ def _sleep(line: str, rest: str) -> Sleep:
     return Sleep(line, _seconds(rest))
 
 
-def _wait(line: str, rest: str) -> Wait:
-    return Wait(line, _words(rest))
+def _wait(line: str, rest: str) -> WaitForFile:
+    return WaitForFile(line, _words(rest))
 
 
 def _hang(line: str, rest: str) -> Hang:

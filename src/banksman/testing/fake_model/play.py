@@ -219,7 +219,12 @@ class StepPlayer:
             case directives.Big(size_bytes=size_bytes):
                 for words in _big(size_bytes):
                     self._say(self._message.text, words)
-            case directives.Sleep() | directives.Wait() | directives.Hang() | directives.Stall():
+            case (
+                directives.Sleep()
+                | directives.WaitForFile()
+                | directives.Hang()
+                | directives.Stall()
+            ):
                 self._pause(directive)
             case directives.HttpError(status=status):
                 raise HttpRefusal(status, f"scripted: {directive.line}")
@@ -245,7 +250,7 @@ class StepPlayer:
         match pause:
             case directives.Sleep(seconds=seconds):
                 self._connection.wait(seconds)
-            case directives.Wait(path=path):
+            case directives.WaitForFile(path=path):
                 self._wait(Path(path))
             case directives.Hang():
                 self._hang()

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from banksman.server.api.messages.common_messages import Body
-from banksman.server.api.messages.common_messages import Caller as CallerName
+from banksman.server.api.messages.common_messages import Body, CallerName
 
 SHARED_MAX = 100
 

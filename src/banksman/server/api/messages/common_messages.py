@@ -273,7 +273,7 @@ Variables = Annotated[dict[str, str], Meta(max_length=ITEMS_MAX)]
 Rules = Annotated[dict[str, Ruling], Meta(max_length=ITEMS_MAX)]
 Objects = Annotated[list[dict[str, Any]], Meta(max_length=ITEMS_MAX)]
 Word = Annotated[str, Meta(min_length=1, max_length=255)]
-Caller = Annotated[str, Meta(min_length=1, max_length=CALLER_CHARACTERS_MAX)]
+CallerName = Annotated[str, Meta(min_length=1, max_length=CALLER_CHARACTERS_MAX)]
 
 
 class Tokens(Struct):

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from banksman.server.api.messages.common_messages import (
     ITEMS_MAX,
     Body,
-    Caller,
+    CallerName,
     ClockName,
     ContentBlock,
     Decision,
@@ -81,7 +81,7 @@ class BeginHold(Body):
     """
 
     priority: int | PriorityName = "normal"
-    caller: Caller | None = None
+    caller: CallerName | None = None
 
 
 class WaitForHold(Query):
@@ -119,7 +119,7 @@ class Ask(Body):
     schema: dict[str, Any] | None = None
     rules: Rules | None = None
     deadline: float | None = None
-    caller: Caller | None = None
+    caller: CallerName | None = None
     hold: Word | None = None
 
 
