@@ -375,6 +375,20 @@ def _last_members(tail: bytes) -> dict[str, Any]:
 
 
 # -- writing -------------------------------------------------------------------------------------
+def encode(frame: Mapping[str, Any]) -> bytes:
+    """Encode a frame as one line. JSON escapes every newline inside a string."""
+    try:
+        line = msgspec.json.encode(frame)
+    except UnicodeEncodeError as exc:
+        hint = "a lone surrogate is not text; decode with errors='replace'"
+        raise UsageError(f"cannot encode the frame as UTF-8: {exc.reason}", hint=hint) from exc
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        hint = "use text, numbers, lists and dicts"
+        raise UsageError(f"cannot encode the frame as JSON: {exc}", hint=hint) from exc
+    assert b"\n" not in line
+    return line + b"\n"
+
+
 class RpcWriter(msgspec.Struct, frozen=True):
     """Encode messages as lines. `version` None: omit the `jsonrpc` member."""
 
@@ -398,19 +412,9 @@ class RpcWriter(msgspec.Struct, frozen=True):
         return self._line({"id": id, "error": error if data is None else error | {"data": data}})
 
     def _line(self, members: dict[str, Any], params: Mapping[str, Any] | None = None) -> bytes:
-        """Encode one line. JSON escapes every newline inside a string."""
         head = {} if self.version is None else {"jsonrpc": self.version}
         message = head | members if params is None else head | members | {"params": dict(params)}
-        try:
-            line = msgspec.json.encode(message)
-        except UnicodeEncodeError as exc:
-            hint = "a lone surrogate is not text; decode with errors='replace'"
-            raise UsageError(f"cannot encode the frame as UTF-8: {exc.reason}", hint=hint) from exc
-        except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-            hint = "use text, numbers, lists and dicts"
-            raise UsageError(f"cannot encode the frame as JSON: {exc}", hint=hint) from exc
-        assert b"\n" not in line
-        return line + b"\n"
+        return encode(message)
 
 
 JSONRPC = RpcWriter()

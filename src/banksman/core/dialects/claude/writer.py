@@ -18,10 +18,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import msgspec
-
 from banksman.core.dialects.dialect import Prompt, Setup
 from banksman.core.json_schema.json_value import canonical
+from banksman.core.wire.jsonrpc import encode
 from banksman.errors import UsageError
 
 _TOLD = frozenset(
@@ -143,19 +142,19 @@ def is_plain_pattern(pattern: Any) -> bool:
 
 def control_request(request: str, body: dict[str, Any]) -> bytes:
     """Write a request to the agent."""
-    return line({"type": "control_request", "request_id": request, "request": body})
+    return encode({"type": "control_request", "request_id": request, "request": body})
 
 
 def control_response(request: str, body: Mapping[str, Any]) -> bytes:
     """Write a successful answer to a request of the agent."""
     response = {"subtype": "success", "request_id": request, "response": dict(body)}
-    return line({"type": "control_response", "response": response})
+    return encode({"type": "control_response", "response": response})
 
 
 def control_error(request: str, error: str) -> bytes:
     """Write an error answer to a request of the agent."""
     response = {"subtype": "error", "request_id": request, "error": error}
-    return line({"type": "control_response", "response": response})
+    return encode({"type": "control_response", "response": response})
 
 
 def initialize(request: str, setup: Setup) -> bytes:
@@ -177,7 +176,7 @@ def initialize(request: str, setup: Setup) -> bytes:
 
 def user(ref: str, prompt: Prompt) -> bytes:
     """Write a prompt."""
-    return line(
+    return encode(
         {
             "type": "user",
             "message": {"role": "user", "content": _content(prompt)},
@@ -197,7 +196,7 @@ def setting(request: str, name: str, value: str) -> bytes:
 
 def mcp_config(servers: Sequence[Mapping[str, Any]]) -> str:
     """Return the content of the file for `--mcp-config`, from servers as ACP describes them."""
-    return line({"mcpServers": dict(_server(server) for server in servers)}).decode()
+    return encode({"mcpServers": dict(_server(server) for server in servers)}).decode()
 
 
 def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -214,20 +213,6 @@ def _server(server: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             "env": pairs["env"],
         }
     return name, {"type": server["type"], "url": server["url"], "headers": pairs["headers"]}
-
-
-def line(frame: dict[str, Any]) -> bytes:
-    """Encode a frame as one line. JSON escapes every newline inside a text."""
-    try:
-        line = msgspec.json.encode(frame)
-    except UnicodeEncodeError as exc:
-        hint = "a lone surrogate is not text; decode with errors='replace'"
-        raise UsageError(f"cannot encode the frame as UTF-8: {exc.reason}", hint=hint) from exc
-    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        hint = "use text, numbers, lists and dicts"
-        raise UsageError(f"cannot encode the frame as JSON: {exc}", hint=hint) from exc
-    assert b"\n" not in line
-    return line + b"\n"
 
 
 def flag(name: str, value: Any) -> str:
