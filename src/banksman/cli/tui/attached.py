@@ -22,6 +22,7 @@ from banksman.cli.tui.event_loop import (
     Thing,
     Typed,
     follow,
+    suspend,
 )
 from banksman.cli.tui.event_view import Event, EventPrinter
 from banksman.cli.tui.keyboard import Keyboard, KeyPress, LineEditor
@@ -220,10 +221,7 @@ class AttachScreen:
 
     def _suspend(self) -> None:
         self._leave()
-        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        # The process stops inside this call, until SIGCONT.
-        signal.raise_signal(signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, before)
+        suspend()
         self._enter()
         self._screen.redraw()
 

@@ -43,6 +43,14 @@ ESCAPE_SECONDS = 0.05
 TYPED_BYTES_MAX = 65536
 
 
+def suspend() -> None:
+    """Stop this process as SIGTSTP does by default. Return after SIGCONT."""
+    before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    # The process stops inside this call.
+    signal.raise_signal(signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, before)
+
+
 @dataclass(frozen=True, slots=True)
 class EventReceived:
     """A stream delivered an event."""

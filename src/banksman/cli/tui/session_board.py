@@ -29,6 +29,7 @@ from banksman.cli.tui.event_loop import (
     Thing,
     Typed,
     news,
+    suspend,
 )
 from banksman.cli.tui.keyboard import Keyboard, KeyPress
 from banksman.cli.tui.session_table import BUSY, SessionRow, SessionRows
@@ -265,10 +266,7 @@ class SessionBoard:
 
     def _suspend(self) -> None:
         self._leave()
-        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        # The process stops inside this call, until SIGCONT.
-        signal.raise_signal(signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, before)
+        suspend()
         self._enter()
 
     # -- drawing ----------------------------------------------------------------------------------
