@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.server.kit import SECONDS_MAX, TOKEN, Served, shared
+from tests.server.kit import Served, shared
 
 from banksman import Budget, UsageError
 from banksman.server.server_settings import ServerSettings
@@ -25,15 +22,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def cli(served: Served, *words: str) -> str:
-    env = {**os.environ, "XDG_STATE_HOME": str(served.folder / "state"), "BANKSMAN_TOKEN": TOKEN}
-    done = subprocess.run(
-        [sys.executable, "-m", "banksman", *words],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=SECONDS_MAX,
-        check=False,
-    )
+    done = served.cli(*words)
     return done.stdout + done.stderr
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.kit import SECONDS_MAX, TOKEN, Served, shared
+from tests.server.kit import SECONDS_MAX, Served, shared
 
 from banksman.testing import fake_agent, fake_codex
 
@@ -30,15 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def cli(served: Served, *words: str) -> str:
-    env = {**os.environ, "XDG_STATE_HOME": str(served.folder / "state"), "BANKSMAN_TOKEN": TOKEN}
-    done = subprocess.run(
-        [sys.executable, "-m", "banksman", *words],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=SECONDS_MAX,
-        check=False,
-    )
+    done = served.cli(*words)
     assert not done.stderr or done.returncode in (0, 1), done.stderr
     return done.stdout
 

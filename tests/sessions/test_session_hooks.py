@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -406,14 +406,9 @@ def _start(scene: Scene, **how: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.thorough
-async def test_close_that_a_crash_has_interrupted_is_finished_by_the_next_host(
-    scene: Scene, tmp_path: Path, marker: str
-) -> None:
-    mark, gate = tmp_path / "mark", tmp_path / "gate"
-    # Waits, unless the gate is open.
-    hook = f'[ -e "{gate}" ] && {{ echo close >> "{scene.notes}"; exit 0; }}\n{STUCK}'
-    with _start(scene, on_close=["sh", "-c", hook, marker, str(mark)]) as host:
+def _die_in_hook(scene: Scene, on_close: Sequence[str], marker: str, mark: Path) -> None:
+    """Run a host that is killed while its `on_close` runs. `mark`: the file that the hook makes at its start."""
+    with _start(scene, on_close=on_close) as host:
         assert host.stdin is not None
         assert host.stdout is not None
         assert host.stdout.readline() == "ready\n"
@@ -423,6 +418,16 @@ async def test_close_that_a_crash_has_interrupted_is_finished_by_the_next_host(
         host.kill()
         host.wait()
         wait_until(lambda: not alive(marker), "the end of the hook's tree")
+
+
+@pytest.mark.thorough
+async def test_close_that_a_crash_has_interrupted_is_finished_by_the_next_host(
+    scene: Scene, tmp_path: Path, marker: str
+) -> None:
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    # Waits, unless the gate is open.
+    hook = f'[ -e "{gate}" ] && {{ echo close >> "{scene.notes}"; exit 0; }}\n{STUCK}'
+    _die_in_hook(scene, ["sh", "-c", hook, marker, str(mark)], marker, mark)
     gate.touch()
     async with Host(scene.store) as next_host:
         assert len(next_host.sessions()) == 1
@@ -438,16 +443,7 @@ def _interrupted(scene: Scene, tmp_path: Path, marker: str) -> Path:
     mark, gate = tmp_path / "mark", tmp_path / "gate"
     waits = 'echo >> "$1"; for i in $(seq 1000); do [ -e "$2" ] && break; sleep 0.05; done; echo close >> "$3"'
     hook = ["sh", "-c", waits, marker, str(mark), str(gate), str(scene.notes)]
-    with _start(scene, on_close=hook) as host:
-        assert host.stdin is not None
-        assert host.stdout is not None
-        assert host.stdout.readline() == "ready\n"
-        host.stdin.write("\n")
-        host.stdin.flush()
-        wait_until(mark.exists, "the hook")
-        host.kill()
-        host.wait()
-        wait_until(lambda: not alive(marker), "the end of the hook's tree")
+    _die_in_hook(scene, hook, marker, mark)
     mark.unlink()
     return gate
 
