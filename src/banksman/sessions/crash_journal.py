@@ -34,7 +34,7 @@ from banksman.errors import BanksmanError, MachineError
 from banksman.process.tree_hand_over import Survival
 from banksman.sessions import held_session
 from banksman.sessions.agent_process import AgentProcess
-from banksman.sessions.crash_record import FORMAT, Beginning, Header, Moment, RecordFile, Told
+from banksman.sessions.crash_record import FORMAT, Beginning, Header, Moment, RecordFile, TimerDues
 from banksman.sessions.log_writer import LogWriter
 from banksman.sessions.outcome_listener import OutcomeListener
 from banksman.sessions.session_timers import SessionTimers
@@ -168,11 +168,17 @@ class CrashJournal:
             lost=self._obstacle(state),
         )
 
-    def _parts(self, last: Moment | None, state: Session) -> tuple[Told, Told, Mapping[str, int]]:
+    def _parts(
+        self, last: Moment | None, state: Session
+    ) -> tuple[TimerDues, TimerDues, Mapping[str, int]]:
         """Return the timers and the places of the turns. They change with the state alone."""
         if last is not None and last.state is state:
             return last.timers, last.walls, last.turns
-        return told(self._timers.dues), told(self._timers.walls), self._listener.turns_after()
+        return (
+            plain_dues(self._timers.dues),
+            plain_dues(self._timers.walls),
+            self._listener.turns_after(),
+        )
 
     def _obstacle(self, state: Session) -> str:
         if state.store is not Store.WORKING:
@@ -309,6 +315,6 @@ def _is_same(moment: Moment, last: Moment | None) -> bool:
     )
 
 
-def told(dues: Mapping[Subject, float]) -> Told:
+def plain_dues(dues: Mapping[Subject, float]) -> TimerDues:
     """Return timers as plain values."""
     return tuple((timer.value, name, at) for (timer, name), at in dues.items())

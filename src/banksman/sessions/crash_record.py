@@ -37,7 +37,8 @@ FORMAT = "banksman-session-1"
 # A file of this size is written anew, without what is over.
 FILE_BYTES_MAX = 4 << 20
 
-Told = tuple[tuple[str, str, float], ...]
+# The timers of a state as plain values: kind, name, and when it is due.
+TimerDues = tuple[tuple[str, str, float], ...]
 # Of `hold_record.first_lines`.
 Lines = Iterable[tuple[str, bytes]]
 
@@ -77,8 +78,8 @@ class Moment(NamedTuple):
     offset: int = 0
     line: bytes | bytearray = b""
     line_bytes: int = 0
-    timers: Told = ()
-    walls: Told = ()
+    timers: TimerDues = ()
+    walls: TimerDues = ()
     turns: Mapping[str, int] = {}
     redaction: Any = None
     finished: int = 0
@@ -99,8 +100,8 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     at: float = 0.0
     line: bytes | UnsetType = UNSET
     more: bytes = b""
-    timers: Told | UnsetType = UNSET
-    walls: Told | UnsetType = UNSET
+    timers: TimerDues | UnsetType = UNSET
+    walls: TimerDues | UnsetType = UNSET
     turns: dict[str, int] | UnsetType = UNSET
     redaction: Any = UNSET
     finished: int = 0
@@ -115,8 +116,8 @@ class Kept(NamedTuple):
     fields: Mapping[str, Any]
     row: Row
     line: bytes
-    timers: Told
-    walls: Told
+    timers: TimerDues
+    walls: TimerDues
     turns: Mapping[str, int]
     redaction: Any
 

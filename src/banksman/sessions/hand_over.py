@@ -48,8 +48,8 @@ from banksman.core.session.state import ProcessPhase, ProcessState, Session
 from banksman.errors import BanksmanError, Refused
 from banksman.process import adoption, hold_record
 from banksman.sessions import held_session
-from banksman.sessions.crash_journal import told
-from banksman.sessions.crash_record import Told
+from banksman.sessions.crash_journal import plain_dues
+from banksman.sessions.crash_record import TimerDues
 from banksman.sessions.frame_reader import FrameReader
 from banksman.sessions.held_session import Adopted, HeldSession
 from banksman.sessions.log_writer import LogWriter
@@ -207,8 +207,8 @@ class HandingOver:
             clock=held_session.clock(),
             state=live_state.encode(live_state.frozen(state)),
             partial=partial_line,
-            timers=told(self._timers.dues),
-            walls=told(self._timers.walls),
+            timers=plain_dues(self._timers.dues),
+            walls=plain_dues(self._timers.walls),
             turns=self._listener.turns_after(),
             redaction=self._log_writer.redaction,
             offset=None if self._journal is None else self._journal.offset,
@@ -316,6 +316,6 @@ def unfinished_effects(state: Session) -> list[StopProcess | SweepTools]:
     return []
 
 
-def _dues(timers: Told) -> list[tuple[Subject, float]]:
+def _dues(timers: TimerDues) -> list[tuple[Subject, float]]:
     found = [((Timer(kind), name), at) for kind, name, at in timers]
     return [pair for pair in found if pair[0][0] not in _OF_THE_OLD_HOST]

@@ -35,7 +35,7 @@ CAP_MAX = 2**53
 
 
 # Caps that the log has as nearly or fully used: event kind, unit and cap.
-Told = tuple[tuple[str, Unit, float], ...]
+LoggedCaps = tuple[tuple[str, Unit, float], ...]
 
 
 class Budget(Struct, frozen=True, omit_defaults=True):
@@ -192,6 +192,6 @@ def held(reached: Iterable[CapUse], caller: str | None) -> CapUse | None:
     return next((use for use in reached if use.concerns(caller)), None)
 
 
-def with_told(before: Told, told: tuple[str, Unit, float]) -> Told:
+def with_told(before: LoggedCaps, told: tuple[str, Unit, float]) -> LoggedCaps:
     """Add a cap that the log has. It replaces an earlier cap of this kind and unit."""
     return (*(other for other in before if other[:2] != told[:2]), told)

@@ -30,7 +30,7 @@ from banksman.core.session import event as kinds
 from banksman.core.session import fallback
 from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold
-from banksman.core.session.budget import RaisedBudget, Told
+from banksman.core.session.budget import LoggedCaps, RaisedBudget
 from banksman.core.session.event import Entry, Event
 from banksman.core.session.idempotency import IdempotencyKey, IdempotencyKeys
 from banksman.core.session.outcome import Kind
@@ -298,7 +298,7 @@ class _Saved(
     limited_until: float | None = None
     used: Usage = NO_USAGE
     raised: RaisedBudget | None = None
-    told: Told = ()
+    told: LoggedCaps = ()
     is_budget_answered: bool = False
     agent: str | None = None
     agents: tuple[tuple[str, AgentState], ...] = ()

@@ -17,7 +17,7 @@ from banksman.core.dialects.dialect import Decision, ProtocolState
 from banksman.core.dialects.meaning import BackgroundTask, Requested
 from banksman.core.session.account_limits import Windows
 from banksman.core.session.ask_queue import Hold, Queue
-from banksman.core.session.budget import CapUse, RaisedBudget, Told
+from banksman.core.session.budget import CapUse, LoggedCaps, RaisedBudget
 from banksman.core.session.effects import (
     Accept,
     Finish,
@@ -356,7 +356,7 @@ class Session(Struct, frozen=True, kw_only=True):
     used: Usage = NO_USAGE
     raised: RaisedBudget | None = None
     # Caps of the session that the log has as nearly or fully used: event kind, unit and cap.
-    told: Told = ()
+    told: LoggedCaps = ()
     # Shared caps that are reached, and those of them that the log of this session has.
     shared: tuple[CapUse, ...] = ()
     shared_told: tuple[tuple[str, str, str | None], ...] = ()

@@ -31,7 +31,7 @@ LOCK_AGAIN_SECONDS = 1.0
 log = logging.getLogger("banksman.webhooks")
 
 
-class Place(msgspec.Struct, frozen=True):
+class StoredPlace(msgspec.Struct, frozen=True):
     """A place in a log. `store`: the identity of the store, see `Log.identity`."""
 
     position: str
@@ -58,7 +58,7 @@ class CursorFile:
         self._identity = identity
         self._path = None if folder is None else folder / f"{name}.json"
         self._lock_fd: int | None = None
-        self._saved: Place | None = None
+        self._saved: StoredPlace | None = None
         self._failed = False
 
     @property
@@ -83,7 +83,7 @@ class CursorFile:
             raise
         self._lock_fd = fd
 
-    def load(self) -> Place | None:
+    def load(self) -> StoredPlace | None:
         """Return the stored place; None if there is none.
 
         Raises `OSError` if the file cannot be read, and `ValueError` if it is damaged.
@@ -95,14 +95,14 @@ class CursorFile:
         except FileNotFoundError:
             return None
         try:
-            self._saved = msgspec.json.decode(text, type=Place)
+            self._saved = msgspec.json.decode(text, type=StoredPlace)
         except msgspec.DecodeError as exc:
             raise ValueError(f"{self._path} is damaged") from exc
         return self._saved
 
     def save(self, position: str) -> None:
         """Store a position. After a failure the earlier one stays: events may be repeated."""
-        place = Place(position, self._identity)
+        place = StoredPlace(position, self._identity)
         if self._path is None or place == self._saved:
             return
         try:
