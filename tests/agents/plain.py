@@ -1,4 +1,4 @@
-"""Rival for Claude Code: the first version that a programmer writes.
+"""Rivals: the first version that a programmer writes. `PlainProcess` is for all agents, `PlainAgent` for Claude Code.
 
 It is `subprocess.Popen` in a new session, a thread that reads lines, hand-written frames, and `killpg(SIGKILL)` at the
 end. It is not written to fail: it answers questions, matches results and has deadlines. Its gap is in the design: the
@@ -14,7 +14,8 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from tests.agents.ground import WAIT_SECONDS_MAX, Ground, wait
@@ -32,24 +33,20 @@ def always(_: str) -> str:
     return "allow"
 
 
-class PlainAgent:
-    """One process of the agent, and every frame that it has sent."""
+class PlainProcess:
+    """One process of an agent, and every message that it has sent. Subclasses know the protocol."""
 
-    def __init__(
-        self, ground: Ground, *, command: Sequence[str] = (), resume: str | None = None, judge: Judge = always
-    ) -> None:
-        self._judge = judge
-        self.questions: list[Frame] = []
-        self.frames: list[Frame] = []
+    def __init__(self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
+        self.messages: list[Frame] = []
         self._is_over = False
-        # Protects `frames`, `questions` and `_is_over`, which the reader writes. The holder calls nothing.
+        # Protects `messages` and `_is_over`, which the reader writes. The holder calls nothing.
         self._news = threading.Condition()
         # Protects stdin: the reader answers questions while a step asks. The holder only writes.
         self._stdin = threading.Lock()
         self.process = subprocess.Popen(
-            [*(command or [ground.claude]), *STREAM_JSON, *([f"--resume={resume}"] if resume else [])],
-            cwd=ground.work,
-            env=ground.env(),
+            command,
+            cwd=cwd,
+            env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -59,89 +56,41 @@ class PlainAgent:
         self._reader.start()
 
     # -- sending -----------------------------------------------------------------------------------------------------
-    def ask(self, prompt: str) -> str:
-        """Send a prompt, and return the id under which the agent reports on it."""
-        ref = str(uuid.uuid4())
-        message = {"role": "user", "content": prompt}
-        self._send({"type": "user", "message": message, "parent_tool_use_id": None, "session_id": "", "uuid": ref})
-        return ref
-
-    def interrupt(self) -> None:
-        """Send an interrupt, and wait for its acknowledgement."""
-        request = str(uuid.uuid4())
-        self._send({"type": "control_request", "request_id": request, "request": {"subtype": "interrupt"}})
-        self.wait(
-            lambda frame: frame["type"] == "control_response" and frame["response"]["request_id"] == request,
-            "the acknowledgement of an interrupt",
-        )
-
-    def _send(self, frame: Frame) -> None:
-        assert self.process.stdin is not None
+    def send(self, message: Frame) -> None:
         with self._stdin:
-            self.process.stdin.write(json.dumps(frame).encode() + b"\n")
-            self.process.stdin.flush()
+            self._write(message)
+
+    def _write(self, message: Frame) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
 
     # -- receiving ---------------------------------------------------------------------------------------------------
     def wait(self, is_wanted: Callable[[Frame], bool], what: str, after: int = 0) -> Frame:
-        """Block until a frame satisfies `is_wanted`, and return it."""
+        """Block until a message satisfies `is_wanted`, and return it."""
         end = time.monotonic() + WAIT_SECONDS_MAX
         with self._news:
             while True:
-                for frame in self.frames[after:]:
-                    if is_wanted(frame):
-                        return frame
-                after = len(self.frames)
+                for message in self.messages[after:]:
+                    if is_wanted(message):
+                        return message
+                after = len(self.messages)
                 assert not self._is_over, f"the agent ended before {what}"
                 assert self._news.wait(end - time.monotonic()), f"waited {WAIT_SECONDS_MAX:g} s for {what}"
-
-    def result(self, ref: str) -> Frame:
-        """Return the result that names a prompt. Several prompts may share a result."""
-        return self.wait(lambda frame: frame["type"] == "result" and ref in refs(frame), "a result")
-
-    def answer(self, prompt: str) -> Frame:
-        return self.result(self.ask(prompt))
-
-    def heard(self, text: str) -> None:
-        self.wait(lambda frame: frame["type"] == "stream_event" and text in json.dumps(frame), f"{text!r}")
-
-    def wait_question(self) -> None:
-        """Wait for a question that the judge has no answer to."""
-        self.wait(lambda frame: frame["type"] == "control_request" and frame in self.questions, "a question")
-
-    def results(self) -> list[Frame]:
-        with self._news:
-            return [frame for frame in self.frames if frame["type"] == "result"]
-
-    @property
-    def conversation(self) -> str:
-        return str(self.results()[-1]["session_id"])
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            frame: Frame = json.loads(line)
-            decision = None
-            if frame["type"] == "control_request":
-                decision = self._judge(frame["request"]["input"]["command"])
-            with self._news:
-                self.frames.append(frame)
-                if frame["type"] == "control_request" and decision is None:
-                    self.questions.append(frame)
-                self._news.notify_all()
-            if decision is not None:
-                self._answer(frame, decision)
+            self._hear(json.loads(line))
         with self._news:
             self._is_over = True
             self._news.notify_all()
 
-    def _answer(self, question: Frame, decision: str) -> None:
-        given: Frame = {"behavior": decision}
-        given |= {"updatedInput": question["request"]["input"]} if decision == "allow" else {"message": "denied"}
-        response = {"subtype": "success", "request_id": question["request_id"], "response": given}
-        try:
-            self._send({"type": "control_response", "response": response})
-        except BrokenPipeError:
-            pass  # The agent was killed while it asked.
+    def _hear(self, message: Frame) -> None:
+        """Note a message, and answer it if it is a question."""
+        with self._news:
+            self.messages.append(message)
+            self._news.notify_all()
 
     # -- ending ------------------------------------------------------------------------------------------------------
     def kill(self) -> None:
@@ -165,6 +114,80 @@ class PlainAgent:
                 pipe.close()
             except BrokenPipeError:
                 pass  # The buffer still held bytes to write.
+
+
+class PlainAgent(PlainProcess):
+    """Claude Code."""
+
+    def __init__(
+        self, ground: Ground, *, command: Sequence[str] = (), resume: str | None = None, judge: Judge = always
+    ) -> None:
+        self._judge = judge
+        # `_news` protects it too.
+        self.questions: list[Frame] = []
+        resumed = [f"--resume={resume}"] if resume else []
+        command = [*(command or [ground.claude]), *STREAM_JSON, *resumed]
+        super().__init__(command, cwd=ground.work, env=ground.env())
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+    def ask(self, prompt: str) -> str:
+        """Send a prompt, and return the id under which the agent reports on it."""
+        ref = str(uuid.uuid4())
+        message = {"role": "user", "content": prompt}
+        self.send({"type": "user", "message": message, "parent_tool_use_id": None, "session_id": "", "uuid": ref})
+        return ref
+
+    def interrupt(self) -> None:
+        """Send an interrupt, and wait for its acknowledgement."""
+        request = str(uuid.uuid4())
+        self.send({"type": "control_request", "request_id": request, "request": {"subtype": "interrupt"}})
+        self.wait(
+            lambda frame: frame["type"] == "control_response" and frame["response"]["request_id"] == request,
+            "the acknowledgement of an interrupt",
+        )
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+    def result(self, ref: str) -> Frame:
+        """Return the result that names a prompt. Several prompts may share a result."""
+        return self.wait(lambda frame: frame["type"] == "result" and ref in refs(frame), "a result")
+
+    def answer(self, prompt: str) -> Frame:
+        return self.result(self.ask(prompt))
+
+    def heard(self, text: str) -> None:
+        self.wait(lambda frame: frame["type"] == "stream_event" and text in json.dumps(frame), f"{text!r}")
+
+    def wait_question(self) -> None:
+        """Wait for a question that the judge has no answer to."""
+        self.wait(lambda frame: frame["type"] == "control_request" and frame in self.questions, "a question")
+
+    def results(self) -> list[Frame]:
+        with self._news:
+            return [frame for frame in self.messages if frame["type"] == "result"]
+
+    @property
+    def conversation(self) -> str:
+        return str(self.results()[-1]["session_id"])
+
+    def _hear(self, message: Frame) -> None:
+        decision = None
+        if message["type"] == "control_request":
+            decision = self._judge(message["request"]["input"]["command"])
+            if decision is None:
+                with self._news:
+                    self.questions.append(message)
+        super()._hear(message)
+        if decision is not None:
+            self._answer(message, decision)
+
+    def _answer(self, question: Frame, decision: str) -> None:
+        given: Frame = {"behavior": decision}
+        given |= {"updatedInput": question["request"]["input"]} if decision == "allow" else {"message": "denied"}
+        response = {"subtype": "success", "request_id": question["request_id"], "response": given}
+        try:
+            self.send({"type": "control_response", "response": response})
+        except BrokenPipeError:
+            pass  # The agent was killed while it asked.
 
 
 class Rival(Protocol):

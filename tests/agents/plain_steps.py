@@ -100,7 +100,7 @@ def huge_tool_result(case: ClaudeCase) -> str:
 # -- interrupts ------------------------------------------------------------------------------------------------------
 def interrupted_early(agent: PlainAgent) -> str:
     """Send a prompt and an interrupt together, then wait for the end of the turn or for more of its text."""
-    after = len(agent.frames)
+    after = len(agent.messages)
     ref = agent.ask("@@slow 400 0.05")
     agent.interrupt()
     frame = agent.wait(

@@ -1,23 +1,17 @@
 """Rival for the agents that speak JSON-RPC: the first version that a programmer writes.
 
-It is `subprocess.Popen` in a new session, a thread that reads lines, numbered calls, and `killpg(SIGKILL)` at the end.
-tests/agents/plain.py is the same for Claude Code.
+It is tests/agents/plain.py with numbered calls.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import threading
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from tests.agents.ground import WAIT_SECONDS_MAX
 from tests.agents.matrix.abilities import of_acp, of_codex
 from tests.agents.matrix.place import Place
+from tests.agents.plain import PlainProcess
 
 Message = dict[str, Any]
 # Decides from the text of a request whether a command may run.
@@ -28,8 +22,8 @@ def always(_: str) -> bool:
     return True
 
 
-class Rpc:
-    """One process of an agent, and every message that it has sent. Subclasses know the protocol."""
+class Rpc(PlainProcess):
+    """An agent that speaks JSON-RPC. Subclasses know the methods."""
 
     # Codex omits the `jsonrpc` member and accepts none.
     ENVELOPE: ClassVar[Message] = {"jsonrpc": "2.0"}
@@ -37,24 +31,9 @@ class Rpc:
     def __init__(self, place: Place, judge: Judge = always) -> None:
         self.place = place
         self._judge = judge
-        self.messages: list[Message] = []
-        self._is_over = False
-        # Protects `messages` and `_is_over`, which the reader writes. The holder calls nothing.
-        self._news = threading.Condition()
-        # Protects stdin and the count of calls: the reader answers questions while a step asks. The holder only writes.
-        self._stdin = threading.Lock()
+        # `_stdin` protects it.
         self._calls = 0
-        self.process = subprocess.Popen(
-            place.command(),
-            cwd=place.work,
-            env=place.env(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        super().__init__(place.command(), cwd=place.work, env=place.env())
 
     # -- sending -----------------------------------------------------------------------------------------------------
     def begin(self, method: str, params: Message) -> int:
@@ -70,79 +49,29 @@ class Rpc:
         assert "result" in reply, f"{method}: {reply.get('error')}"
         return reply["result"]
 
-    def send(self, message: Message) -> None:
-        with self._stdin:
-            self._write(message)
-
     def _write(self, message: Message) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({**self.ENVELOPE, **message}).encode() + b"\n")
-        self.process.stdin.flush()
+        super()._write({**self.ENVELOPE, **message})
 
     # -- receiving ---------------------------------------------------------------------------------------------------
-    def wait(self, is_wanted: Callable[[Message], bool], what: str) -> Message:
-        """Block until a message satisfies `is_wanted`, and return it."""
-        end = time.monotonic() + WAIT_SECONDS_MAX
-        seen = 0
-        with self._news:
-            while True:
-                for message in self.messages[seen:]:
-                    if is_wanted(message):
-                        return message
-                seen = len(self.messages)
-                assert not self._is_over, f"the agent ended before {what}"
-                assert self._news.wait(end - time.monotonic()), f"waited {WAIT_SECONDS_MAX:g} s for {what}"
-
     def reply(self, number: int) -> Message:
         return self.wait(lambda message: message.get("id") == number and "method" not in message, "a reply")
 
     def heard(self, text: str) -> None:
         self.wait(lambda message: "method" in message and text in json.dumps(message), f"{text!r}")
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            message: Message = json.loads(line)
-            with self._news:
-                self.messages.append(message)
-                self._news.notify_all()
-            if "method" in message and "id" in message:
-                try:
-                    self.send({"id": message["id"], **self.answer_to(message)})
-                except BrokenPipeError:
-                    pass  # The agent was killed while it asked.
-        with self._news:
-            self._is_over = True
-            self._news.notify_all()
+    def _hear(self, message: Message) -> None:
+        super()._hear(message)
+        if "method" in message and "id" in message:
+            try:
+                self.send({"id": message["id"], **self.answer_to(message)})
+            except BrokenPipeError:
+                pass  # The agent was killed while it asked.
 
     def answer_to(self, question: Message) -> Message:
         raise NotImplementedError
 
     def is_allowed(self, question: Message) -> bool:
         return self._judge(json.dumps(question["params"]))
-
-    # -- ending ------------------------------------------------------------------------------------------------------
-    def kill(self) -> None:
-        """Kill the process group: the first attempt of most programmers, and often believed to be complete."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # A step has killed it and waited for it.
-        self.process.wait(WAIT_SECONDS_MAX)
-
-    def close(self) -> None:
-        """Close the pipes, after every process of the agent is gone.
-
-        A survivor may hold the other end, and then the reader would block.
-        """
-        self._reader.join(WAIT_SECONDS_MAX)
-        assert not self._reader.is_alive(), "somebody still holds the agent's stdout"
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                pass  # The buffer still held bytes to write.
 
 
 REFUSED: Message = {"error": {"code": -32601, "message": "no such method"}}
