@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.docs.blocks import ROOT
-from tests.server.kit import TOKEN, Served
+from tests.server.kit import SECONDS_MAX, TOKEN, Served
 from tests.server.ops.webhook_receiver import Received, Receiver
 from tests.thorough import thorough
 
@@ -143,9 +143,11 @@ def test_failed_attempt_is_repeated_and_redirect_is_not_followed(status: int, tm
 @thorough
 def test_slow_receiver_delays_neither_another_one_nor_another_session(tmp_path: Path) -> None:
     gates: dict[str, threading.Event] = {}
+    has_begun = threading.Event()
 
     def hold(received: Received) -> int:
         if gate := gates.get(received.json["session"]):
+            has_begun.set()
             gate.wait()
         return 200
 
@@ -157,6 +159,7 @@ def test_slow_receiver_delays_neither_another_one_nor_another_session(tmp_path: 
             gates.update({first: threading.Event(), second: threading.Event()})
             for session in sessions:
                 served.outcome(session, served.ask(session, "hello"))
+                assert has_begun.wait(SECONDS_MAX)
             quick.wait_accepted(3)
             assert slow.all == []
             gates[first].set()
