@@ -424,7 +424,10 @@ def _of_another_moment() -> StoreTooNew:
 
 
 def _asks(state: Session) -> tuple[list[str], list[str]]:
-    """Return the ids of the open turns and of the waiting asks."""
+    """Return the ids of the open turns and of the waiting asks, by their class."""
     opened = [turn.id for turn in (state.own, state.turn) if turn is not None]
-    queue = [turn for turn in state.queue if not isinstance(turn, Hold)]
-    return opened, [ask.id for turn in queue for ask in turn.asks]
+    # The log has the order within a class only. A requeued turn stands before a waiting hold of its
+    # class, and the log knows no holds.
+    turns = [turn for turn in state.queue if not isinstance(turn, Hold)]
+    turns.sort(key=lambda turn: turn.priority)
+    return opened, [ask.id for turn in turns for ask in turn.asks]
