@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 from tests.process.helpers import PATIENCE_SECONDS
-from tests.sessions.crash_host import Refusal
+from tests.sessions.crash_host import Agents, Refusal
 from tests.sessions.helpers import QUICK, bodies, exists
 from tests.sessions.test_hand_over import HOLD_SECONDS, SHORT_SECONDS, STREAM, Scene, hanging, opened, state
 from tests.thorough import thorough
 
-from banksman import Host, Kind
+from banksman import Host, Kind, Turn
 from banksman.core.session import event as kinds
 from banksman.process import adoption
+from banksman.sessions.frame_reader import FrameReader
 from banksman.testing import checks
 
 pytestmark = thorough
@@ -60,6 +61,74 @@ async def test_agent_that_exits_while_it_is_held_fails_its_turn_and_loses_no_wor
         assert len(bodies(events, kinds.PROCESS_STARTED)) == len(it.agents.evidence.processes) == 2
         assert bodies(events, kinds.SESSION_RECOVERED) == []
         assert it.agents.alive() == []
+
+
+async def in_a_large_frame(host: Host, agents: Agents) -> list[Turn]:
+    """Return a turn in the middle of a frame that is too large for the log, and an ask behind it."""
+    options = {**QUICK, "frame_bytes_max": 4096}
+    session = await host.open("claude", command=agents.command(), options=options)
+    at = agents.folder
+    beginning = f"@@half {'x' * 20_000}\n@@touch {at}/reached\n@@wait {at}/go\n@@raw the rest"
+    turns = [await session.ask(f"{beginning}\n@@wait {at}/end\n@@say three"), await session.ask("@@say after")]
+    await exists(at / "reached")
+    return turns
+
+
+@pytest.mark.parametrize("sees_it", ["at once", "after it has stopped reading"])
+async def test_hand_over_waits_for_the_end_of_a_frame_that_is_too_large_for_the_log(
+    state: Path, marker: str, monkeypatch: pytest.MonkeyPatch, sees_it: str
+) -> None:
+    """The old host has written the beginning of the frame to a file of its own."""
+    agents, store = Agents(state, marker), f"sqlite:{state / 'store.db'}"
+    is_oversize = FrameReader.is_oversize
+    is_blind, has_seen = sees_it != "at once", asyncio.Event()
+
+    def look(frames: FrameReader) -> bool:
+        nonlocal is_blind
+        was_blind, is_blind = is_blind, False
+        if was_blind or not is_oversize.__get__(frames):
+            return False
+        has_seen.set()
+        return True
+
+    monkeypatch.setattr(FrameReader, "is_oversize", property(look))
+    async with Host(store) as host:
+        turns = await in_a_large_frame(host, agents)
+        draining = asyncio.create_task(host.drain(hand_over=True, hold_seconds=HOLD_SECONDS))
+        await has_seen.wait()
+        (state / "go").touch()
+        await draining
+    async with Host(store) as host:
+        await host.take_up()
+        (session,) = host.our_sessions()
+        (state / "end").touch()
+        outcomes = [await (await session.turn(turn.id)).outcome() for turn in turns]
+        assert [(each.kind, each.text) for each in outcomes] == [(Kind.DONE, "three"), (Kind.DONE, "after")]
+        await session.close()
+        events = [event async for event in session.events(0, waits=False)]
+    checks.log(events)
+    checks.turns(events)
+    assert sum(b"banksman.spilled" in event.data for event in events) == 1
+    assert len(bodies(events, kinds.SESSION_HANDED_OVER)) == len(bodies(events, kinds.PROCESS_STARTED)) == 1
+    assert agents.alive() == []
+
+
+async def test_session_leaves_when_a_frame_that_is_too_large_does_not_end_in_time(state: Path, marker: str) -> None:
+    agents, store = Agents(state, marker), f"sqlite:{state / 'store.db'}"
+    async with Host(store) as host:
+        turns = await in_a_large_frame(host, agents)
+        await host.drain(hand_over=True, hold_seconds=HOLD_SECONDS, timeout=0.2)
+    async with Host(store) as host:
+        await host.take_up()
+        (session,) = host.our_sessions()
+        outcomes = [await (await session.turn(turn.id)).outcome() for turn in turns]
+        assert [each.kind for each in outcomes] == [Kind.INTERRUPTED, Kind.DONE]
+        await session.close()
+        events = [event async for event in session.events(0, waits=False)]
+    checks.log(events)
+    checks.turns(events)
+    assert bodies(events, kinds.SESSION_HANDED_OVER) == []
+    assert agents.alive() == []
 
 
 async def test_one_of_two_hosts_gets_a_session_that_was_handed_over(state: Path, marker: str) -> None:

@@ -331,6 +331,8 @@ class FrameReader:
         self._oversize = OversizeFrames()
         self._journal: ReadJournal | None = None
         self._backlog = Backlog(self._loop, listener.on_caught_up)
+        # Called after the oversize frame that is being read.
+        self._on_oversize_end: Callable[[], None] | None = None
 
     @property
     def is_behind(self) -> bool:
@@ -341,6 +343,15 @@ class FrameReader:
     def partial(self) -> bytes | None:
         """The incomplete line of the process; None: see `Framing.partial`."""
         return self._framing.partial
+
+    @property
+    def is_oversize(self) -> bool:
+        """Whether an oversize frame has begun and not ended."""
+        return self._framing.is_oversize
+
+    def after_oversize(self, call: Callable[[], None]) -> None:
+        """Call a function when the oversize frame that is being read has ended."""
+        self._on_oversize_end = call
 
     def begin(
         self, frame_bytes_max: int, partial: bytes = b"", journal: ReadJournal | None = None
@@ -428,6 +439,10 @@ class FrameReader:
         try:
             if isinstance(lines, MixedChunk):
                 plain, meanings = self._oversize.take(lines, dialect, counters)
+                if self._on_oversize_end is not None and not self.is_oversize:
+                    # After the listener has the frame.
+                    self._loop.call_soon(self._on_oversize_end)
+                    self._on_oversize_end = None
             else:
                 plain = lines
                 meanings: list[tuple[int, Meaning]] = []

@@ -2,7 +2,8 @@
 
 `HandingOver` performs the effect `HandOver` of one driver:
 
-1. Stop reading, and handle everything that was read.
+1. Stop reading outside of a frame that is too large for the log, and handle everything that was
+   read.
 2. Hold all facts back but those of the log: the state stands still. Wait until the log has
    everything: a host that is killed from here on must not leave a record that is ahead of its log.
 3. Write the record (`held_session.py`), and give the process to its keeper.
@@ -137,9 +138,22 @@ class HandingOver:
     # -- to the keeper ----------------------------------------------------------------------------
     def begin(self) -> None:
         """Stop reading. The rest follows outside of the dispatch that asks for it."""
+        if self._frames.is_oversize:
+            # The file with its beginning ends with this host. The deadline bounds the wait.
+            self._frames.after_oversize(partial(self._driver.run, self._begin_again))
+            return
         self._process.hold()
         later = partial(self._frames.after, partial(self._driver.run, self._request))
         asyncio.get_running_loop().call_soon(later)
+
+    def _begin_again(self) -> None:
+        driver = self._driver
+        if driver.error is not None:
+            return
+        if may_hand_over(driver.state):
+            self.begin()
+        else:
+            self._give_up(is_final=False)
 
     def _request(self) -> None:
         driver = self._driver
@@ -148,6 +162,10 @@ class HandingOver:
         if self._frames.is_behind:
             # A report or a timer came behind the last output. No output follows.
             self._frames.after(partial(driver.run, self._request))
+            return
+        if self._frames.is_oversize:
+            # It has begun in the last output. The state machine asks again.
+            self._give_up(is_final=False)
             return
         self._is_waiting = True
         self.on_committed()
@@ -197,7 +215,7 @@ class HandingOver:
         driver = self._driver
         state, partial_line = driver.state, self._frames.partial
         if partial_line is None:
-            raise Refused("its output is in the middle of a frame that is too large, or has ended")
+            raise Refused("its output has ended")
         if obstacle := self._listener.obstacle():
             raise Refused(obstacle)
         return HeldSession(
