@@ -39,8 +39,12 @@ WAITING = 20
 HOLD_SECONDS = 100.0
 # The next host has to wait for the end of this hold.
 SHORT_SECONDS = 3.0
-# Parts of frames that differ from run to run: ids, times, and paths of the test.
-VARIABLE = re.compile(rb'[0-9a-f]{8}-[0-9a-f-]{27}|"[a-z_]*ms": ?\d+|(?<=/)(restarted|whole)(?=/)|"pid": ?\d+')
+# Parts of frames that differ from run to run: ids, those of an item of fake Codex and of an interrupt (which has the id
+# of its turn) among them, the folder of the test, and pids.
+VARIABLE = re.compile(
+    rb"[0-9a-f]{8}-[0-9a-f-]{27}|\bitem-[0-9a-f]{8}\b|\bt-[0-9a-f]{16}\b"
+    rb'|(?<=/)(?:restarted|whole)(?=/)|"pid": ?\d+'
+)
 
 
 class Scene:
@@ -148,9 +152,14 @@ async def copied(it: Scene) -> AsyncGenerator[Remote]:
 
 
 def spoken(events: Sequence[Event]) -> list[tuple[str, bytes]]:
-    """Return all frames of a log, without what differs from run to run."""
+    """Return all frames of a log. A name that differs from run to run becomes the number of its first place."""
+    numbers: dict[bytes, int] = {}
+
+    def number(match: re.Match[bytes]) -> bytes:
+        return b"<%d>" % numbers.setdefault(match[0], len(numbers))
+
     frames = [(event.kind, event.data) for event in events if event.kind in kinds.FRAMES]
-    return [(kind, VARIABLE.sub(b"", data)) for kind, data in frames]
+    return [(kind, VARIABLE.sub(number, data)) for kind, data in frames]
 
 
 # -- in the middle of a turn -----------------------------------------------------------------------------------------
