@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,7 +38,9 @@ WHOLE, CUT = "whole", "twice"
 # A member of a JSON object with a plain value, and an id, by the pattern of its name.
 MEMBER = rb'"%s": ?(?:"[^"]*"|[0-9.]+|null)'
 ID = rb"\b%s[_-][0-9a-f]{16,32}"
-# Parts of frames that differ from run to run: ids, times, what depends on them, and the folder of the session.
+# Parts of frames that differ from run to run, even without a restart. The test of the comparison shows that each is
+# needed. A name stands for the same thing wherever it comes, so it becomes the number of that thing: ids, pids, and the
+# folder of the session. Of a time, and of a count that depends on one, the type of the value remains.
 IN_BOTH = {
     "uuid": rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}",
     "message": ID % b"msg",
@@ -64,6 +66,7 @@ PARTS = {
         "rollout": rb"rollout-[0-9a-fT-]+",
     },
 }
+VALUES = frozenset(("milliseconds", "timestamp", "at", "tokens"))
 # Codex tells the model for how long a command ran, and the fake model counts the digits.
 DIFFER_AT_TIMES = frozenset(("tokens",))
 # Claude Code reports a command as a task when it has run for some seconds.
@@ -151,25 +154,45 @@ class Scene:
         assert kinds.SESSION_RECOVERED not in found
 
 
-def spoken(events: Sequence[Event], parts: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+class Mask:
+    """Replace the parts of one log that differ from run to run."""
+
+    def __init__(self, parts: Mapping[str, bytes]) -> None:
+        named = (b"(?P<%s>%s)" % (name.encode(), part) for name, part in parts.items())
+        self._variable = re.compile(b"|".join(named))
+        self._numbers: dict[bytes, int] = {}
+
+    def on(self, frame: bytes) -> bytes:
+        return self._variable.sub(self._plain, frame)
+
+    def _plain(self, match: re.Match[bytes]) -> bytes:
+        name = match.lastgroup
+        assert name is not None
+        if name in VALUES:
+            member, _, value = match[0].partition(b":")
+            kind = {b'"': b"text", b"n": b"null"}.get(value.strip()[:1], b"number")
+            return b"%s:%s" % (member, kind)
+        return b"<%s %d>" % (name.encode(), self._numbers.setdefault(match[0], len(self._numbers)))
+
+
+def spoken(events: Sequence[Event], parts: Mapping[str, bytes]) -> dict[bytes, list[bytes]]:
     """Return the frames in order, by their direction and, for Codex, by their method.
 
     Leaves out what differs from run to run: parts of frames, and whether a frame to the agent overtook one from it.
     Codex writes its notifications and its answers from several threads.
     """
-    variable = re.compile(b"|".join(parts))
     found: dict[bytes, list[bytes]] = {}
     for event in events:
         if event.kind in kinds.FRAMES and not event.data.startswith(TASK):
             method = METHOD.match(event.data)
             writer = event.kind.encode() + (method[0] if method else b"")
-            found.setdefault(writer, []).append(variable.sub(b"", event.data))
-    return found
+            found.setdefault(writer, []).append(event.data)
+    mask = Mask(parts)
+    return {writer: [mask.on(frame) for frame in found[writer]] for writer in sorted(found)}
 
 
-def difference(one: Sequence[Event], other: Sequence[Event], parts: Iterable[bytes]) -> str:
+def difference(one: Sequence[Event], other: Sequence[Event], parts: Mapping[str, bytes]) -> str:
     """Say where the frames of two logs first differ, without some parts. Empty: they are equal byte for byte."""
-    parts = tuple(parts)
     ours, theirs = spoken(one, parts), spoken(other, parts)
     for writer in ours.keys() | theirs.keys():
         pairs = itertools.zip_longest(ours.get(writer, ()), theirs.get(writer, ()), fillvalue=b"")
@@ -235,6 +258,26 @@ def in_an_interrupt(scene: Scene, restart: Restart) -> None:
 MOMENTS = (in_a_stream, in_a_tool, in_a_question, in_an_interrupt)
 
 
+def frames(*said: bytes) -> list[Event]:
+    return [Event("s", 1, seq, 0.0, None, kinds.UPDATE, data) for seq, data in enumerate(said, 1)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        frames(b'{"id": "msg_%s", "ms": 2}' % (b"c" * 16), b'{"of": "msg_%s"}' % (b"d" * 16)),
+        frames(b'{"id": "msg_%s", "ms": null}' % (b"c" * 16), b'{"of": "msg_%s"}' % (b"c" * 16)),
+        frames(b'{"id": "msg_%s", "ms": 2}' % (b"c" * 16)),
+    ],
+    ids=["another id", "another type", "a frame less"],
+)
+def test_comparison_finds_difference_behind_a_mask(other: list[Event]) -> None:
+    one = frames(b'{"id": "msg_%s", "ms": 1}' % (b"a" * 16), b'{"of": "msg_%s"}' % (b"a" * 16))
+    same = frames(b'{"id": "msg_%s", "ms": 2}' % (b"c" * 16), b'{"of": "msg_%s"}' % (b"c" * 16))
+    assert not difference(one, same, IN_BOTH)
+    assert difference(one, other, IN_BOTH)
+
+
 @pytest.mark.parametrize("agent", PARTS)
 def test_comparison_leaves_out_only_what_differs_between_two_runs_without_a_restart(
     agent: str, real_agent: Callable[[str], RealAgent], tmp_path: Path, served: Served
@@ -247,9 +290,9 @@ def test_comparison_leaves_out_only_what_differs_between_two_runs_without_a_rest
             one, other = (Scene(served, place(name, agent), waiting=2) for name in (WHOLE, CUT))
             moment(one, lambda: None)
             moment(other, lambda: None)
-        assert not difference(one.events, other.events, PARTS[agent].values())
+        assert not difference(one.events, other.events, PARTS[agent])
         for name in PARTS[agent].keys() - needed.keys():
-            rest = (part for left, part in PARTS[agent].items() if left != name)
+            rest = {left: part for left, part in PARTS[agent].items() if left != name}
             if found := difference(one.events, other.events, rest):
                 needed[name] = found
     assert needed.keys() | DIFFER_AT_TIMES >= PARTS[agent].keys()
@@ -272,5 +315,5 @@ def test_turn_goes_on_in_the_next_server_as_without_a_restart(
     moment(cut, restart)
     whole.check_processes(whole.events, restarts=0)
     cut.check_processes(cut.events, restarts=1)
-    assert not difference(whole.events, cut.events, PARTS[agent].values())
+    assert not difference(whole.events, cut.events, PARTS[agent])
     assert len(cut.place.plays()) == len(whole.place.plays())
