@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.process.helpers import wait_until
+from tests.server.api.test_session_routes import wait_for
 from tests.server.kit import Served
 from tests.server.ops.test_server_hand_over import echo, output, reap, say, serving
 
@@ -96,6 +97,31 @@ def test_upgrade_to_a_version_that_cannot_take_over_changes_nothing(
     assert served.outcome(session, served.ask(session, "work"))["text"] == "done"
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("from banksman.core.session.turn import Turn; Turn.__name__ = 'Other'", "'Turn' is unknown in this version"),
+        (
+            "from banksman.core.session import live_state as it; it.NAMES = tuple({*it.NAMES} - {'head'})",
+            "Session.head is unknown in this version",
+        ),
+    ],
+)
+def test_upgrade_to_a_version_that_cannot_read_the_state_of_a_session_keeps_its_turn(
+    served: Served, tmp_path: Path, change: str, reason: str
+) -> None:
+    go = tmp_path / "go"
+    session = served.open({"prompt work": ["say one", f"wait {go}", "say two"]})
+    turn, before = served.ask(session, "work"), started(served)
+    wait_for(served, session, "update", turn=turn)
+    answer = served.request("POST", "/v1/upgrade", {"command": version(tmp_path, change)})
+    assert (answer.status, reason in answer.json["detail"]) == (409, True), answer
+    assert started(served) == before
+    go.touch()
+    assert served.outcome(session, turn)["text"] == "two"
+
+
 def test_upgrade_to_a_missing_command_changes_nothing(served: Served) -> None:
     answer = served.request("POST", "/v1/upgrade", {"command": ["/nowhere/banksman"]})
     assert answer.status == 409
@@ -110,10 +136,13 @@ def test_check_refuses_an_offer_that_it_does_not_know(tmp_path: Path) -> None:
         return upgrade.answer(settings, msgspec.json.encode(offer), check_schema)
 
     assert answer(offered).version
+    # Of an older version.
+    assert answer(msgspec.structs.replace(offered, names={})).version
     for change in (
         msgspec.structs.replace(offered, scope="sqlite:/other"),
         msgspec.structs.replace(offered, formats={**offered.formats, "wire": "banksman-keeper-0"}),
         msgspec.structs.replace(offered, formats={**offered.formats, "new": "1"}),
+        msgspec.structs.replace(offered, names={**offered.names, "New": []}),
         {**msgspec.to_builtins(offered), "new": 1},
         {},
     ):

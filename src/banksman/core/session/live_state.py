@@ -36,7 +36,8 @@ from banksman.core.session.state import MaySteer, MayWrite, Mode, Session
 from banksman.core.session.turn import Turn
 from banksman.errors import StoreTooNew
 
-# Must change with each change of the form. Changes of the fields recognise themselves.
+# Must change with each change of the form, or of the meaning of a field. Changes of the names
+# recognise themselves, and an upgrade compares them first (state_names.py).
 VERSION = 1
 
 _TUPLE, _LIST, _SET, _BYTES, _DIALECT = "tuple", "list", "set", "bytes", "dialect"

@@ -30,7 +30,7 @@ import msgspec
 
 from banksman import Ended, __version__, execute, shutdown
 from banksman.errors import BanksmanError, Refused
-from banksman.runtime.formats import formats
+from banksman.runtime import formats
 from banksman.server.ops import passed_sockets, server_hand_over, service_manager
 from banksman.server.server_settings import ServerSettings
 
@@ -45,11 +45,13 @@ _KEEPS = "nothing has changed: the server goes on"
 class UpgradeOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Formats that a new version must understand to take over.
 
-    `formats`: see `runtime/formats.py`. `scope`: the store, so that both versions mean the same.
+    `formats`, `names`: see `runtime/formats.py`; older versions send no names. `scope`: the store,
+    so that both versions mean the same.
     """
 
     formats: dict[str, str]
     scope: str
+    names: dict[str, list[str]] = {}
 
 
 class UpgradeAccepted(msgspec.Struct, frozen=True):
@@ -60,7 +62,8 @@ class UpgradeAccepted(msgspec.Struct, frozen=True):
 
 def offer(settings: ServerSettings) -> UpgradeOffer:
     """Return what this version hands over, or can take over. Raises `UsageError` if nothing."""
-    return UpgradeOffer(formats(), server_hand_over.scope_of(settings))
+    scope = server_hand_over.scope_of(settings)
+    return UpgradeOffer(formats.formats(), scope, formats.names())
 
 
 # -- in the new version --------------------------------------------------------------------------
@@ -82,6 +85,8 @@ def answer(
         if has.get(name) != wants.get(name):
             message = f"{name} is {has.get(name)!r}, this version has {wants.get(name)!r}"
             raise Refused(f"cannot take over: {message}")
+    if why := formats.misfit(theirs.names):
+        raise Refused(f"cannot take over: the state of its sessions does not fit: {why}")
     assert settings.store_file is not None
     check_store(settings.store_file)
     return UpgradeAccepted(__version__)
