@@ -7,8 +7,10 @@ session up.
 The calls are those of `banksman.process.syscalls`, the statements of the store, and the renames of the record.
 
 With MODE `any`, the calls are all system calls of the kernel, of all threads of the host: see `kill_at_any_call.py`.
+With MODE `hand_over` and `hand_over_surviving`, the host hands the session over in the middle of the first ask. Only its
+calls from then on count. In the second one, the process survives its host before that too.
 
-The program prints one line of JSON for each case, with its `ending`. MODE is empty, `any`, or a planted bug: see
+The program prints one line of JSON for each case, with its `ending`. MODE is empty, one of these, or a planted bug: see
 `plant`. A planted bug ends the program with the first case that shows it.
 """
 
@@ -29,8 +31,8 @@ from typing import Any
 
 from tests.sessions import kill_at_any_call
 from tests.sessions.crash_host import Agents
-from tests.sessions.helpers import QUICK
-from tests.sessions.test_hand_over import spoken
+from tests.sessions.helpers import QUICK, exists
+from tests.sessions.test_hand_over import HOLD_SECONDS, spoken
 
 from banksman import BanksmanError, Event, Host, NotFound, Turn
 from banksman.core.session import event as kinds
@@ -41,8 +43,10 @@ from banksman.store.sqlite import open_file
 from banksman.testing import checks
 
 ANY = "any"
+HAND_OVER, SURVIVING = "hand_over", "hand_over_surviving"
 PLANTED = ("early_settle", "late_record", "early_write")
 PROMPT = "@@stream 6 0 tick\n@@half two\n@@ask Bash\n@@stream 6 0 tock\n@@say three"
+PAUSED = "@@stream 6 0 tick\n@@half two\n@@touch {at}/reached\n@@wait {at}/go\n@@stream 6 0 tock\n@@say three"
 BEHIND = "@@say behind"
 OPTIONS = {**QUICK, "question_seconds": 60.0}
 LIFE_SECONDS_MAX = 100
@@ -60,6 +64,7 @@ class Killer:
         self.at = at
         self.seen = 0
         self.is_writing = False
+        self.counts = True
         self._note = note
         # Shared with the tracer.
         self._shared = mmap.mmap(-1, 1)
@@ -80,8 +85,8 @@ class Killer:
         input_mark.InputMark.note = noted  # pyright: ignore[reportAttributeAccessIssue]
 
     def point(self, name: str) -> None:
-        self.seen += 1
-        if self.seen == self.at:
+        self.seen += self.counts
+        if self.counts and self.seen == self.at:
             self._note.write_text(json.dumps([name, self.is_writing]))
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -151,6 +156,16 @@ async def first(folder: Path, agents: Agents) -> None:
         for turn in turns:
             await turn.outcome()
         await session.close()
+
+
+async def leaving(folder: Path, agents: Agents, killer: Killer, survive: str | None) -> None:
+    async with Host(f"sqlite:{folder}/store.db", survive=survive) as host:
+        session = await host.open("claude", name="it", command=agents.command(), options=OPTIONS)
+        for prompt in (PAUSED.format(at=folder), BEHIND):
+            await session.ask(prompt)
+        await exists(folder / "reached")
+        killer.counts = True
+        await host.drain(hand_over=True, hold_seconds=HOLD_SECONDS)
 
 
 async def successor(folder: Path, result: Path) -> None:
@@ -226,11 +241,16 @@ def run_case(folder: Path, marker: str, mode: str, number: int) -> dict[str, Any
             killer.mark_writes()
         else:
             killer.follow()
-        asyncio.run(first(folder, agents))
+        if mode in (HAND_OVER, SURVIVING):
+            killer.counts = False
+            asyncio.run(leaving(folder, agents, killer, "crash" if mode == SURVIVING else None))
+        else:
+            asyncio.run(first(folder, agents))
         count.write_text(str(killer.seen))
 
     def after() -> None:
         spool.FREE_BYTES = 1
+        (folder / "go").touch()
         logging.basicConfig(filename=folder / "log", level=logging.WARNING)
         try:
             asyncio.run(asyncio.wait_for(successor(folder, result), STUCK_SECONDS))
@@ -250,12 +270,13 @@ def run_case(folder: Path, marker: str, mode: str, number: int) -> dict[str, Any
         seen["calls"] = int(count.read_text())
     seen["left"] = len(agents.alive())
     seen |= json.loads(result.read_text()) if result.exists() else {"turns": []}
+    seen["spoken"] = [[kind, data.replace(str(folder), "")] for kind, data in seen.get("spoken", ())]
     seen["processes"] = len(agents.evidence.processes)
     seen["log"] = (folder / "log").read_text() if (folder / "log").exists() else ""
     return seen
 
 
-def ending(seen: dict[str, Any], whole: list[Any]) -> str:
+def ending(seen: dict[str, Any], whole: list[Any], mode: str) -> str:
     """Name how a case has ended; `wrong: …` if it must not end so."""
     turns = seen["turns"]
     if seen["statuses"][1] or "error" in seen or seen["left"]:
@@ -275,15 +296,17 @@ def ending(seen: dict[str, Any], whole: list[Any]) -> str:
         return "continued" if seen["adopted"] else "one host had the process"
     if [kind for kind, _ in turns].count("unknown") != 1:
         return "wrong: an ask has failed"
+    if mode == HAND_OVER and not seen["adopted"]:
+        return "the process ended with its host"
     return "unknown" if seen["is_writing"] else "wrong: unknown without a write in flight"
 
 
 def main(folder: Path, marker: str, mode: str, begin: int, step: int) -> None:
-    whole = run_case(folder / "0", marker, mode if mode == ANY else "", 0)
+    whole = run_case(folder / "0", marker, "" if mode in PLANTED else mode, 0)
     assert whole["turns"] == [["done", "three"], ["done", "behind"]], whole
     for number in range(begin, whole["calls"], step):
         seen = run_case(folder / str(number), marker, mode, number)
-        seen["ending"] = ending(seen, whole["spoken"])
+        seen["ending"] = ending(seen, whole["spoken"], mode)
         seen["calls"] = whole["calls"]
         for name in ("spoken", "statuses"):
             seen.pop(name, None)

@@ -24,7 +24,7 @@ import pytest
 from tests.process.helpers import PATIENCE_SECONDS, parent_of
 from tests.sessions.crash_host import REPOSITORY, Agents
 from tests.sessions.helpers import QUICK, bodies
-from tests.sessions.kill_host import ANY, PLANTED
+from tests.sessions.kill_host import ANY, HAND_OVER, PLANTED, SURVIVING
 from tests.sessions.test_hand_over import (
     STREAM,
     TOOL,
@@ -483,6 +483,28 @@ def test_host_killed_at_any_call_of_the_kernel_leaves_the_turn_to_its_successor(
     assert not wrong, f"{len(wrong)} of {len(cases)} cases:\n" + "\n".join(map(str, wrong))
     # A quarter of the calls, or more, come during the turn.
     assert sum(case["ending"] in {"continued", "unknown"} for case in cases) >= 2
+
+
+# Of about 40 calls.
+HAND_OVER_STEP = 4 if "BANKSMAN_EXPLORE_LARGE" not in os.environ else 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mode", [HAND_OVER, SURVIVING])
+def test_host_killed_in_a_hand_over_leaves_the_turn_to_its_successor_or_ends_it(
+    mode: str, tmp_path: Path, marker: str
+) -> None:
+    """Without survive="crash", the process ends with a host that is killed before the keeper has it."""
+    cases = run_cases(tmp_path, marker, mode, 1, HAND_OVER_STEP)
+    endings = [case["ending"] for case in cases]
+    wrong = [case for case in cases if case["ending"].startswith("wrong")]
+    assert not wrong, f"{len(wrong)} of {len(cases)} cases:\n" + "\n".join(map(str, wrong))
+    if mode == SURVIVING:
+        assert set(endings) == {"continued"}
+    else:
+        # The last calls come after the answer of the keeper.
+        assert set(endings) == {"continued", "the process ended with its host"}
+        assert endings[-1] == "continued"
 
 
 @pytest.mark.thorough
