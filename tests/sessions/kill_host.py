@@ -7,8 +7,9 @@ session up.
 The calls are those of `banksman.process.syscalls`, the statements of the store, and the renames of the record.
 
 With MODE `any`, the calls are all system calls of the kernel, of all threads of the host: see `kill_at_any_call.py`.
-With MODE `hand_over` and `hand_over_surviving`, the host hands the session over in the middle of the first ask. Only its
-calls from then on count. In the second one, the process survives its host before that too.
+With MODE `hand_over` and `hand_over_surviving`, the host hands the session over in the middle of the first ask, and is
+killed at a call of that. Only in the second one does the process survive the host before that. With MODE `successor`,
+that host is always killed in the middle of the first ask, and the successor at one of its calls. A third host follows.
 
 The program prints one line of JSON for each case, with its `ending`. MODE is empty, one of these, or a planted bug: see
 `plant`. A planted bug ends the program with the first case that shows it.
@@ -43,7 +44,7 @@ from banksman.store.sqlite import open_file
 from banksman.testing import checks
 
 ANY = "any"
-HAND_OVER, SURVIVING = "hand_over", "hand_over_surviving"
+HAND_OVER, SURVIVING, SUCCESSOR = "hand_over", "hand_over_surviving", "successor"
 PLANTED = ("early_settle", "late_record", "early_write")
 PROMPT = "@@stream 6 0 tick\n@@half two\n@@ask Bash\n@@stream 6 0 tock\n@@say three"
 PAUSED = "@@stream 6 0 tick\n@@half two\n@@touch {at}/reached\n@@wait {at}/go\n@@stream 6 0 tock\n@@say three"
@@ -158,12 +159,19 @@ async def first(folder: Path, agents: Agents) -> None:
         await session.close()
 
 
-async def leaving(folder: Path, agents: Agents, killer: Killer, survive: str | None) -> None:
+async def leaving(folder: Path, agents: Agents, killer: Killer, mode: str) -> None:
+    survive = None if mode == HAND_OVER else "crash"
     async with Host(f"sqlite:{folder}/store.db", survive=survive) as host:
         session = await host.open("claude", name="it", command=agents.command(), options=OPTIONS)
         for prompt in (PAUSED.format(at=folder), BEHIND):
             await session.ask(prompt)
         await exists(folder / "reached")
+        if mode == SUCCESSOR:
+            # After that, the host has noted that the prompt is written.
+            async for event in session.events(0, waits=True):
+                if b"tick5" in event.data:
+                    break
+            os.kill(os.getpid(), signal.SIGKILL)
         killer.counts = True
         await host.drain(hand_over=True, hold_seconds=HOLD_SECONDS)
 
@@ -241,9 +249,9 @@ def run_case(folder: Path, marker: str, mode: str, number: int) -> dict[str, Any
             killer.mark_writes()
         else:
             killer.follow()
-        if mode in (HAND_OVER, SURVIVING):
+        if mode in (HAND_OVER, SURVIVING, SUCCESSOR):
             killer.counts = False
-            asyncio.run(leaving(folder, agents, killer, "crash" if mode == SURVIVING else None))
+            asyncio.run(leaving(folder, agents, killer, mode))
         else:
             asyncio.run(first(folder, agents))
         count.write_text(str(killer.seen))
@@ -257,12 +265,20 @@ def run_case(folder: Path, marker: str, mode: str, number: int) -> dict[str, Any
         except (BanksmanError, TimeoutError) as exc:
             result.write_text(json.dumps({"turns": [], "error": repr(exc)}))
 
+    def killed_successor() -> None:
+        killer.follow()
+        after()
+        count.write_text(str(killer.seen))
+
     seen: dict[str, Any] = {"case": number, "call": "", "is_writing": False, "calls": 0}
     if mode == ANY:
         status, seen["calls"], seen["call"] = kill_at_any_call.run(ended(host), number, seconds=LIFE_SECONDS_MAX)
         seen["is_writing"] = killer.may_be_writing
     else:
         status = in_a_fork(host)
+    if mode == SUCCESSOR:
+        in_a_fork(killed_successor)
+        result.unlink(missing_ok=True)
     seen["statuses"] = [status, in_a_fork(after)]
     if note.exists():
         seen["call"], seen["is_writing"] = json.loads(note.read_text())

@@ -24,7 +24,7 @@ import pytest
 from tests.process.helpers import PATIENCE_SECONDS, parent_of
 from tests.sessions.crash_host import REPOSITORY, Agents
 from tests.sessions.helpers import QUICK, bodies
-from tests.sessions.kill_host import ANY, HAND_OVER, PLANTED, SURVIVING
+from tests.sessions.kill_host import ANY, HAND_OVER, PLANTED, SUCCESSOR, SURVIVING
 from tests.sessions.test_hand_over import (
     STREAM,
     TOOL,
@@ -505,6 +505,18 @@ def test_host_killed_in_a_hand_over_leaves_the_turn_to_its_successor_or_ends_it(
         # The last calls come after the answer of the keeper.
         assert set(endings) == {"continued", "the process ended with its host"}
         assert endings[-1] == "continued"
+
+
+# Of about 190 calls.
+SUCCESSOR_STEP = 16 if "BANKSMAN_EXPLORE_LARGE" not in os.environ else 1
+
+
+@pytest.mark.thorough
+def test_killed_successor_leaves_the_turn_to_the_third_host_or_a_write_in_flight(tmp_path: Path, marker: str) -> None:
+    cases = run_cases(tmp_path, marker, SUCCESSOR, 5, SUCCESSOR_STEP)
+    wrong = [case for case in cases if case["ending"] not in {"continued", "unknown"}]
+    assert not wrong, f"{len(wrong)} of {len(cases)} cases:\n" + "\n".join(map(str, wrong))
+    assert "continued" in {case["ending"] for case in cases}
 
 
 @pytest.mark.thorough
