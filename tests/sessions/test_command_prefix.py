@@ -125,6 +125,7 @@ def test_words_behind_a_deeper_ssh_are_refused_if_they_need_quotes(wrap: list[st
         "exec \\{command}",
         "ssh far {command}",
         "exec /usr/bin/ssh -T far exec {command}",
+        "eval {command}",
     ],
 )
 def test_command_that_a_shell_would_parse_wrongly_is_refused(text: str) -> None:
@@ -133,6 +134,31 @@ def test_command_that_a_shell_would_parse_wrongly_is_refused(text: str) -> None:
         with pytest.raises(UsageError, match=r"wrap has \{command\} in the text of a program") as caught:
             filled(["sh", "-c", text], "agent", word)
         assert "out of quotes" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("before", [["ssh", "near", "ssh", "far"], ["ssh", "near", "ssh far sh -c"]])
+def test_values_that_two_shells_would_parse_are_refused(before: list[str]) -> None:
+    assert filled([*before, "cd {cwd} && {command}"], "agent")[-1] == "cd /srv/work && agent"
+    for word in ODD:
+        with pytest.raises(UsageError, match=r"wrap has \{command\} in the text of a program"):
+            filled([*before, "exec {command}"], "agent", word)
+        with pytest.raises(UsageError, match=r"wrap has \{cwd\} in the text of a program"):
+            filled([*before, "cd {cwd} && {command}"], "agent", cwd=f"/srv/{word}!")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sh", "-c", "ssh far mkdir -p {cwd}; exec {command}"],
+        ["sh", "-c", 'ssh far mkdir -p "$1"', "sh", "{cwd}"],
+        ["sh", "-c", 'eval "$@"', "sh", "cd", "{cwd}"],
+    ],
+)
+def test_folder_that_a_second_shell_would_parse_is_refused(words: list[str]) -> None:
+    assert "/srv/work" in filled(words)[-1] + filled(words)[2]
+    for word in ODD:
+        with pytest.raises(UsageError, match=r"wrap has \{cwd\} in the text of a program"):
+            filled(words, cwd=f"/srv/{word}!")
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,9 @@ _PLACEHOLDER = re.compile(r"\{(cwd|session|command)\}")
 _TEXT = re.compile(r"[\s;&|<>()$`'\"\\#*?!]")
 _TEXT_OPTION = re.compile(r"-\w*[ce]|--(command|eval|execute)")
 _TEXT_OPTION_INSIDE = re.compile(r"--(command|eval|execute)=")
-# Programs that join their words to the text of a shell.
+# Programs that join their words to the text of a shell. In a text, `eval` does the same.
 _JOINERS = frozenset(("ssh", "autossh", "dbclient", "rsh"))
-_JOINER_INSIDE = re.compile(rf"(?:^|[\s;&|(/])(?:{'|'.join(sorted(_JOINERS))})\s")
+_JOINER_INSIDE = re.compile(rf"(?:^|[\s;&|(/])(?:{'|'.join((*sorted(_JOINERS), 'eval'))})\s")
 _QUOTES = re.compile(r"['\"`\\]")
 
 
@@ -111,7 +111,8 @@ def filled(
     """Fill the placeholders in one pass: a folder may be called {session}.
 
     A word with {command} is the text of a shell, so the folder is quoted there, too. In another
-    text of a program, and between quotes, a value that would need quotes is refused.
+    text of a program, between quotes, and where two shells parse the text, a value that would need
+    quotes is refused.
     """
     command = shlex.join(argv)
     known = {"cwd": cwd, "session": session, "command": command}
@@ -119,12 +120,14 @@ def filled(
 
     def fill(index: int, word: str) -> str:
         is_shells = "{command}" in word
+        joiners = sum(_has_joiner(each) for each in words[:index])
         for found in _PLACEHOLDER.finditer(word):
+            is_twice = joiners > 1 or _is_parsed_twice(word[: found.start()])
+            is_unsafe = is_twice or _QUOTES.search(word) is not None
             is_safe = {
-                "command": all(each == shlex.quote(each) for each in argv)
-                or not _is_parsed_twice(word[: found.start()]),
+                "command": all(each == shlex.quote(each) for each in argv) or not is_twice,
                 "cwd": cwd == shlex.quote(cwd)
-                or not (_QUOTES.search(word) if is_shells else _is_program_text(words, index)),
+                or not (is_unsafe if is_shells else _is_program_text(words, index)),
             }
             if not is_safe.get(found[1], True):
                 raise _in_text(name, found[0], known[found[1]])
@@ -153,9 +156,14 @@ def _is_joiner(word: str) -> bool:
     return os.path.basename(word) in _JOINERS
 
 
+def _has_joiner(word: str) -> bool:
+    """Whether a word is such a program, or a text that runs one."""
+    return _is_joiner(word) or _JOINER_INSIDE.search(word) is not None
+
+
 def _is_program_text(words: Sequence[str], index: int) -> bool:
     """Whether a word may be the text of a program, or a part of it."""
-    if any(_is_joiner(word) for word in words[:index]):
+    if any(_has_joiner(word) for word in words[:index]):
         return True
     rest = _PLACEHOLDER.sub("", words[index])
     is_after_option = index > 0 and _TEXT_OPTION.fullmatch(words[index - 1]) is not None
