@@ -16,14 +16,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.acp.acp_client import Editor
 from tests.cluster import conftest as cluster
 from tests.server.kit import TOKEN, Served
 from tests.sessions.helpers import QUICK
-from tests.sessions.test_containment import FOREIGN, KEYS, VALUE, secrets_below
+from tests.sessions.test_containment import FOREIGN, KEYS, VALUE, die, secrets_below
 from tests.thorough import thorough
 
 import banksman
@@ -32,6 +34,7 @@ import banksman.threads
 from banksman import Host, Kind
 from banksman.acp import spawn_stdio_transport
 from banksman.claude_sdk.supervised_process import open_process
+from banksman.core.session import event as kinds
 from banksman.server.ops import server_hand_over
 from banksman.sessions import known_agents
 from banksman.testing import fake_acp, fake_agent, fake_codex
@@ -309,6 +312,26 @@ async def test_fork_and_fall_back_have_the_secrets_of_their_profile(
         assert secrets_of("claude", tmp_path) == [kept("claude")] * 2
 
 
+@thorough
+async def test_agent_that_was_handed_over_has_the_secrets_of_its_profile(tmp_path: Path) -> None:
+    """The next host has its process, and starts the one after it."""
+    store, go = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "go"
+    async with Host(store) as host:
+        session = await host.open("claude", command=fake("claude", tmp_path), cwd=tmp_path, options=QUICK)
+        turn = await session.ask(f"@@say begun\n@@wait {go}")
+        async for event in session.events(0, waits=True):
+            if event.kind == kinds.UPDATE and b"begun" in event.data:
+                break
+        await host.drain(hand_over=True)
+    async with Host(store) as host:
+        session = await host.take_over(session.id)
+        go.touch()
+        assert (await (await session.turn(turn.id)).outcome()).kind is Kind.DONE
+        await die(session)
+        await (await session.ask("two")).outcome()
+    assert secrets_of("claude", tmp_path) == [kept("claude")] * 2
+
+
 async def test_terminal_has_the_secrets_of_the_profile(tmp_path: Path) -> None:
     async with Host("memory:") as host:
         session = await host.open("gemini", command=fake("gemini", tmp_path), cwd=tmp_path, options=QUICK)
@@ -366,10 +389,25 @@ def test_verbs_start_agents_with_the_secrets_of_the_profile(tmp_path: Path) -> N
         cli("run", "claude", "one", "--cwd", str(tmp_path), "--", *fake("claude", tmp_path), **environment)
         cli("open", "codex", "--name", "n", "--", *fake("codex", tmp_path), **environment)
         cli("ask", "n", "one", **environment)
+        cli("ask", "m", "one", "--open", "qwen", "--", *fake("qwen", tmp_path), **environment)
     state = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     cli("run", "gemini", "one", "--store", f"sqlite:{tmp_path / 'own.db'}", "--", *fake("gemini", tmp_path), **state)
-    for agent in ("claude", "codex", "gemini"):
+    for agent in ("claude", "codex", "gemini", "qwen"):
         assert secrets_of(agent, tmp_path) == [kept(agent)], agent
+
+
+@thorough
+@pytest.mark.parametrize("is_served", [True, False])
+def test_agent_of_an_editor_has_the_secrets_of_its_profile(tmp_path: Path, is_served: bool) -> None:
+    """By a server, and by a host inside of `banksman acp`."""
+    with ExitStack() as stack:
+        served = stack.enter_context(Served(tmp_path / "server")) if is_served else None
+        command = fake("kimi", tmp_path)
+        editor = stack.enter_context(
+            Editor(tmp_path / "editor", served=served, words=["--agent", "kimi"], command=command)
+        )
+        editor.prompt(editor.new(), "one")
+    assert secrets_of("kimi", tmp_path) == [kept("kimi")]
 
 
 @thorough
