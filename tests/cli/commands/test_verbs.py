@@ -19,6 +19,7 @@ import pytest
 from tests.server.kit import TOKEN, Served, shared
 from tests.thorough import one_in
 
+from banksman.cli.commands import ask
 from banksman.testing import fake_agent
 
 BANKSMAN = [sys.executable, "-m", "banksman"]
@@ -575,6 +576,20 @@ def test_cli_contains_the_agent_of_an_embedded_host_and_why_shows_it(served: Ser
         "on_close: rm 'no such'",
     ):
         assert line in done.stdout
+
+
+FLAGS_OF_OPEN = [
+    *("--cwd=/", "--fallback=codex", "--budget=turns=1", "--on-budget=stop", "--user=nobody", "--limit=nofile=9"),
+    *("--scrub=secrets", "--wrap=env", "--sandbox=bwrap", "--on-open=true", "--on-close=true"),
+]
+
+
+@pytest.mark.parametrize("flag", FLAGS_OF_OPEN)
+def test_ask_refuses_a_flag_that_only_an_open_obeys(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        ask.main(["n", "hello", flag])
+    assert caught.value.code == 2
+    assert f"cannot use {flag.partition('=')[0]} without --open" in capsys.readouterr().err
 
 
 def test_cli_log_stderr_prints_the_stderr_of_the_running_agent(served: Served) -> None:

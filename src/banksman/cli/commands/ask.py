@@ -31,6 +31,11 @@ from banksman.cli.server_command import (
 from banksman.cli.tui.event_loop import ScreenLoop
 from banksman.cli.tui.turn_view import Stops, TurnOptions, TurnWatch
 
+# Flags that say how a session is opened.
+_OF_OPEN = (
+    *("cwd", "fallback", "budget", "on_budget"),
+    *("user", "limit", "scrub", "wrap", "sandbox", "on_open", "on_close"),
+)
 _DESCRIPTION = """\
 Send a prompt to a session, print the answer, and return when the turn is over. The exit code
 is 0 if the turn is done. If PROMPT is -, it is read from stdin. Ctrl-C stops the turn (130,
@@ -89,10 +94,10 @@ def main(words: list[str]) -> int:
     arguments = flags.read(before if is_command else words)
     arguments.command = command if is_command else None
     check_deadline(flags, arguments)
-    if arguments.open is None and arguments.cwd is not None:
-        flags.error("cannot use --cwd without --open")
-    if arguments.open is None and arguments.fallback is not None:
-        flags.error("cannot use --fallback without --open")
+    for name in _OF_OPEN if arguments.open is None else ():
+        # Ignored, a flag such as --sandbox would promise what the session does not have.
+        if getattr(arguments, name) is not None:
+            flags.error(f"cannot use --{name.replace('_', '-')} without --open")
     return perform(_ask, arguments)
 
 
