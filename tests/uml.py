@@ -1,7 +1,7 @@
 """Run a program in a Linux kernel of its own: User-Mode Linux, an ordinary process that needs no rights.
 
 This machine may lack what a test needs from its kernel, such as the controllers of cgroup v2. The kernel is Debian's
-package `user-mode-linux`. It sees the files of this machine, and cannot write them.
+package `user-mode-linux`. It sees the files of this machine, and cannot write them. It has its own swap.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from banksman import execute
 
 PROGRAM = "linux.uml"
 MEMORY = "1024M"
+SWAP_BYTES = 256 << 20
 # For the kernel's own files. It mounts something else over /dev, where a temporary folder can be.
 PLACE = "/var/tmp"
 # The first process of the kernel. It refuses to be anything else: its mounts would change this machine.
@@ -31,6 +32,7 @@ mount -t sysfs sys /sys
 mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
 mount -t cgroup2 none /sys/fs/cgroup
+PATH=/usr/sbin:/sbin:$PATH; mkswap /dev/ubda && swapon /dev/ubda
 cd {cwd}
 export HOME=/tmp PATH={path} PYTHONPATH={pythonpath} PYTHONDONTWRITEBYTECODE=1
 {command}
@@ -65,6 +67,10 @@ def _run(argv: Sequence[str], folder: Path, seconds_max: float) -> list[str]:
     init.write_text(INIT.format(command=command, **quoted))
     init.chmod(0o755)
     kernel = [PROGRAM, f"mem={MEMORY}", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}"]
+    swap = folder / "swap"
+    swap.touch()
+    os.truncate(swap, SWAP_BYTES)
+    kernel.append(f"ubd0={swap}")
     console = ["con=null", "con0=null,fd:1", "quiet", "panic=-1", f"uml_dir={folder}/", "umid=kernel"]
     done = asyncio.run(
         execute([*kernel, *console], cwd=folder, env={"TMPDIR": str(folder)}, timeout=seconds_max, grace=0.5)

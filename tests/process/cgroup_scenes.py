@@ -66,6 +66,12 @@ async def answer(session: Session, prompt: str = "one") -> str:
     return str(outcome.kind)
 
 
+def pages_swapped() -> int:
+    """Return how many pages this machine has written to its swap."""
+    (line,) = (line for line in Path("/proc/vmstat").read_text().splitlines() if line.startswith("pswpout "))
+    return int(line.split()[1])
+
+
 def groups() -> list[str]:
     return [name for name in os.listdir(cgroups.base_folder()) if name.startswith("banksman-tree-")]
 
@@ -114,6 +120,7 @@ async def one_of_ten_sessions_without_memory() -> Any:
                 how: dict[str, Any] = {"command": command, "cwd": str(place), "options": QUICK}
                 sessions.append(await host.open("claude", **how, limits={"memory_bytes": MEMORY_BYTES}))
             first = [await answer(session) for session in sessions]
+            swapped = pages_swapped()
             pids = [session.status().pids for session in sessions]
             running = [await session.ask("@@hang") for session in sessions[:1]]
             others = [await session.ask(f"@@touch {folder / 'asked'}\n@@hang") for session in sessions[1:2]]
@@ -125,7 +132,7 @@ async def one_of_ten_sessions_without_memory() -> Any:
             events = [event async for event in sessions[0].events(0, waits=False)]
             exits = [event.body for event in events if event.kind == "process.exited"]
             same = [session.status().pids for session in sessions[1:]] == pids[1:]
-            swap = Path("/proc/swaps").read_text().splitlines()[1:]
+            swapped = pages_swapped() - swapped
             again = await answer(sessions[0], "are you back?")
         kind = getattr(lost.error, "kind", None)
         told = {"kind": lost.kind, "error": kind, "text": str(lost.error), "exits": exits}
@@ -134,7 +141,8 @@ async def one_of_ten_sessions_without_memory() -> Any:
             "lost": told,
             "after": after,
             "same": same,
-            "swap": swap,
+            "has_swap": len(Path("/proc/swaps").read_text().splitlines()) > 1,
+            "swapped": swapped,
             "again": again,
             "left": groups(),
         }
