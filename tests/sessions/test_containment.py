@@ -211,6 +211,23 @@ async def test_error_names_the_variable_that_the_agent_did_not_get(
         assert "did not get" not in str(error)
 
 
+async def test_error_of_ssh_names_the_variable_that_its_prefix_did_not_get(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ssh says only that it has no key."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/keys")
+    monkeypatch.setenv("HOUSE_API_KEY", "x")
+    refused = ["sh", "-c", "echo 'me@far: Permission denied (publickey,password).' >&2; exit 255"]
+    async with Host(scene.store) as host:
+        session = await scene.open(host, wrap=refused)
+        error = (await (await session.ask("one")).outcome()).error
+        assert "the agent did not get SSH_AUTH_SOCK of this host" in str(error)
+        await scene.open(host, env={"SSH_AUTH_SOCK": "/run/keys"})
+        error = (await (await session.ask("one")).outcome()).error
+        assert "publickey" in str(error)
+        assert "did not get" not in str(error)
+
+
 async def test_login_error_names_the_variables_that_the_agent_did_not_get(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

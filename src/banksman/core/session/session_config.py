@@ -16,6 +16,9 @@ from banksman.errors import HINTS, ErrorKind
 
 # Enough to recognise the missing one.
 SCRUBBED_SHOWN_MAX = 8
+# What a program says that lacks a variable, if it does not name the variable. ssh may be the
+# program of a prefix, or a tool of the agent.
+_SIGNS = {"SSH_AUTH_SOCK": "Permission denied (publickey"}
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -96,7 +99,7 @@ class Config(Struct, frozen=True, kw_only=True):
 
         If the agent may lack a variable that it did not inherit, the hint names it.
         """
-        named = [name for name in self.scrubbed if name in said]
+        named = [name for name in self.scrubbed if name in said or _SIGNS.get(name, name) in said]
         names = named or (self.scrubbed if kind is ErrorKind.AUTH else ())
         hint = said or HINTS[kind]
         if not names:
