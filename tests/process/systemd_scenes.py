@@ -1,0 +1,89 @@
+"""Scenes under a real systemd: `python systemd_scenes.py` prints one line of JSON.
+
+It must be a service of systemd with a delegated group, one level deeper. `test_systemd.py` runs it in a kernel of its
+own (`tests/uml.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.process.cgroup_scenes import HOG, MEMORY_BYTES, QUICK
+from tests.process.helpers import alive, wait_until
+from tests.sessions.test_containment_kill import HOST, TOOL
+
+from banksman import Host, execute
+from banksman.process import cgroups
+from banksman.testing import fake_agent
+
+SCOPE = ["systemd-run", "--scope", "--quiet"]
+DELEGATED = """
+from banksman.process import cgroups
+print(cgroups.is_undelegated(cgroups.base_folder()))
+"""
+
+
+async def delegation() -> Any:
+    """What the host finds in its own group, and in scopes with and without a delegation."""
+    found: dict[str, Any] = {"why_not": cgroups.why_not(), "service": cgroups.is_undelegated(cgroups.base_folder())}
+    for name, words in (("scope", SCOPE), ("delegated scope", [*SCOPE, "-p", "Delegate=yes"])):
+        done = await execute([*words, sys.executable, "-c", DELEGATED])
+        found[name] = done.stdout.text.strip() or done.stderr.text
+    return found
+
+
+async def command_over_its_memory() -> Any:
+    done = await execute(["sh", "-c", f"{HOG}; echo not reached"], limits={"memory_bytes": MEMORY_BYTES})
+    return {"ended": done.ended, "stdout": done.stdout.text}
+
+
+def groups_of(marker: str) -> list[str]:
+    """Return the last part of the group of each process with the marker."""
+    lines = [Path(f"/proc/{pid}/cgroup").read_text().strip() for pid in alive(marker)]
+    return [line.rpartition(".")[2] for line in lines]
+
+
+async def agent_in_a_scope() -> Any:
+    """The prefix is systemd-run. The session is closed, or its host is killed."""
+    found: dict[str, Any] = {}
+    with TemporaryDirectory() as name:
+        how: dict[str, Any] = {"cwd": name, "options": QUICK, "wrap": SCOPE}
+        for end in ("close", "death of the host"):
+            marker = f"marked-{os.urandom(8).hex()}"
+            command = ["sh", "-c", TOOL, marker, *fake_agent.command(evidence=Path(name, marker))]
+            if end == "close":
+                async with Host("memory:") as host:
+                    session = await host.open("claude", command=command, **how)
+                    outcome = await (await session.ask("one")).outcome()
+                    wait_until(lambda marker=marker: len(alive(marker)) >= 3, "the start of the tool")
+                    found[end] = [outcome.kind, sorted({*groups_of(marker)})]
+                    await session.close()
+            else:
+                argv = [sys.executable, "-c", HOST, json.dumps({**how, "command": command})]
+                with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+                    assert process.stdout is not None
+                    found[end] = [process.stdout.readline().strip()]
+                    wait_until(lambda marker=marker: len(alive(marker)) >= 4, "the start of the tool")
+                    process.kill()
+                    process.wait()
+                    wait_until(lambda marker=marker: not alive(marker), "the end of the tree")
+            found[end].append(len(alive(marker)))
+    return found
+
+
+async def main() -> None:
+    scenes = (delegation, command_over_its_memory, agent_in_a_scope)
+    seen = {scene.__name__: await scene() for scene in scenes}
+    print("SCENE", json.dumps(seen), flush=True)
+
+
+if __name__ == "__main__":
+    os.environ["XDG_STATE_HOME"] = "/tmp/state"
+    asyncio.run(main())
