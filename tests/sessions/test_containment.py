@@ -529,6 +529,22 @@ print("agree")
     assert done.stdout == "agree\n", done.stderr
 
 
+@pytest.mark.parametrize("limit", ["memory_bytes=67108864", "swap_bytes=0", "processes=20", "cpus=0.5", "cgroup=1"])
+async def test_open_refuses_the_limit_of_a_tree_that_its_prefix_moves_elsewhere(scene: Scene, limit: str) -> None:
+    """systemd-run moves the agent to a group of systemd, so the limit would limit nothing."""
+    scope = ["nice", "/usr/bin/systemd-run", "--scope"]
+    scene.profile("house", f'extends = "claude"\n[containment]\nwrap = {json.dumps(scope)}')
+    limits = containment.parse_limits([limit], "limit")
+    says = f"cannot set the limits {limit.partition('=')[0]}: systemd-run moves the agent"
+    async with Host(scene.store) as host:
+        with pytest.raises(UsageError, match=says) as caught:
+            await scene.open(host, "house", limits=limits)
+        assert "MemoryMax" in str(caught.value.hint)
+        assert host.sessions() == []
+    # Limits of each process hold there, too.
+    containment.checked(wrap=scope, limits={"nofile": 100}).check_limits()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

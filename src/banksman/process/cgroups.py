@@ -86,7 +86,12 @@ class CgroupUsage:
 
 def needs_cgroup(limits: Mapping[Any, Any] | None) -> bool:
     """Whether one of the limits needs a control group."""
-    return any(name in _NEEDS for name in limits or ())
+    return bool(limits_of_group(limits))
+
+
+def limits_of_group(limits: Mapping[Any, Any] | None) -> list[str]:
+    """Return the names of the limits that need a control group."""
+    return sorted(name for name in limits or () if name in _NEEDS)
 
 
 def order(limits: Mapping[Any, Any] | None) -> Order | None:

@@ -19,6 +19,7 @@ such an agent (`Containment.confines`).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ WRAP_WORDS_MAX = 256
 # In `scrub`. A pattern would look as if it removed variables.
 _NO_NAME = re.compile(r"^$|[=*?\0]")
 HOOKS = ("on_open", "on_close")
+# With --scope it moves itself, and without it systemd starts the command.
+_MOVER = "systemd-run"
 PARTS = ("user", "limits", "scrub", "wrap", *HOOKS)
 
 # The words of a command, or a function: see `session_hooks.HookFunction`.
@@ -109,6 +112,17 @@ class Containment(Struct, frozen=True, kw_only=True):
         for name in HOOKS:
             if name not in self.functions:
                 self.hook_words(name, cwd=cwd, session=ANY_SESSION)
+
+    def check_limits(self) -> None:
+        """Raise `UsageError` if the prefix moves the agent out of the group that has its limits."""
+        wanted = cgroups.limits_of_group(self.limits)
+        words = command_prefix.prefix(self.wrap or ())
+        if wanted and any(os.path.basename(word) == _MOVER for word in words):
+            message = (
+                f"cannot set the limits {', '.join(wanted)}: {_MOVER} moves the agent to a control "
+                "group of systemd"
+            )
+            raise UsageError(message, hint=f"pass them to {_MOVER}, such as -p MemoryMax=2G")
 
     @property
     def _has_our_rights(self) -> bool:

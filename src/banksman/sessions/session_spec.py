@@ -131,6 +131,7 @@ class SessionSpec:
             if isinstance(text, str):
                 check_text(wish, text)
         self.containment.check_folder(self.cwd)
+        self.containment.check_limits()
         self._args = checked_words("args", args)
         # Copies, so that later changes by the caller do not affect the next process.
         self._env = None if env is None else dict(env)
