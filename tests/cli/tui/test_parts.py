@@ -256,6 +256,15 @@ def test_session_table_drops_columns_in_the_documented_order() -> None:
     assert [word for each in gone for word in each if word in expected][: len(expected)] == expected
 
 
+def test_top_shows_the_memory_of_the_control_group_if_it_measures_that() -> None:
+    tree = [{"rss_bytes": 5}, {"rss_bytes": None}, {"rss_bytes": 7}]
+    for group, memory_bytes in ((None, 12), ({"memory_bytes": None}, 12), ({"memory_bytes": 9}, 9)):
+        why = {"tree": tree, "containment": {"cgroup": group}}
+        assert session_table._memory_bytes(why) == memory_bytes  # pyright: ignore[reportPrivateUsage]
+    # A server of an older release has no such field.
+    assert session_table._memory_bytes({"tree": tree}) == 12  # pyright: ignore[reportPrivateUsage]
+
+
 # -- shown events ----------------------------------------------------------------------------------------------------
 class Noted:
     """A screen that only records."""
