@@ -459,6 +459,8 @@ async def test_limits_hold_for_the_terminals_of_an_agent(scene: Scene) -> None:
         ({"scrub": [""]}, "scrub cannot hold ''"),
         ({"scrub": ["A=B"]}, "scrub cannot hold 'A=B'"),
         ({"scrub": ["FOO*"]}, r"scrub cannot hold 'FOO\*'"),
+        ({"scrub": ["secrets,nesting"]}, "scrub cannot hold 'secrets,nesting'"),
+        ({"scrub": ["secrets "]}, "scrub cannot hold 'secrets '"),
         ({"user": "no-such-user"}, "there is no user"),
     ],
 )
@@ -561,6 +563,15 @@ def test_profile_refuses_a_containment_that_cannot_be(scene: Scene, text: str, s
     scene.profile("house", f'extends = "claude"\n[containment]\n{text}')
     with pytest.raises(UsageError, match=says):
         known_agents.load("house")
+
+
+@pytest.mark.parametrize("key", ["scrub", "keep"])
+@pytest.mark.parametrize("name", ["AWS_*", "secrets,nesting", "secrets ", "A=b"])
+def test_profile_refuses_what_is_no_name_of_a_variable(scene: Scene, key: str, name: str) -> None:
+    scene.profile("house", f'extends = "claude"\n[env]\n{key} = ["{name}"]')
+    with pytest.raises(UsageError, match=rf"env\.{key}") as caught:
+        known_agents.load("house")
+    assert "there are no patterns" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("part", ["wrap", "on_open", "on_close"])

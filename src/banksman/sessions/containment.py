@@ -36,8 +36,9 @@ from banksman.sessions import command_prefix
 ANY_SESSION = "s"
 # More than any prefix needs. The log keeps the words.
 WRAP_WORDS_MAX = 256
-# In `scrub`. A pattern would look as if it removed variables.
-_NO_NAME = re.compile(r"^$|[=*?\0]")
+# In `scrub`. A pattern, or two names in one word, would look as if it removed variables.
+_NO_NAME = re.compile(r"^$|[=*?,\s\0]")
+NAMES_HINT = 'pass whole names of variables, "nesting" or "secrets": there are no patterns'
 HOOKS = ("on_open", "on_close")
 # With --scope it moves itself, and without it systemd starts the command.
 _MOVER = "systemd-run"
@@ -192,7 +193,7 @@ def from_record(record: Mapping[str, Any] | None) -> Containment:
     parts = dict((record or {}).get("containment") or {})
     if parts.get("scrub"):
         # Earlier versions took names that no variable has.
-        parts["scrub"] = [name for name in parts["scrub"] if not _NO_NAME.search(name)]
+        parts["scrub"] = [name for name in parts["scrub"] if may_be_name(name)]
     return checked(**parts)
 
 
@@ -210,13 +211,18 @@ def parse_limits(pairs: Iterable[str], where: str) -> dict[str, float] | None:
     return found or None
 
 
+def may_be_name(word: str) -> bool:
+    """Whether a variable can have this name."""
+    return _NO_NAME.search(word) is None
+
+
 def _scrub(scrub: Any) -> tuple[str, ...]:
     launch.build(None, inherit=False, scrub=scrub)
     scrub = tuple(scrub)
     for name in scrub:
-        if _NO_NAME.search(name):
-            hint = 'pass whole names of variables, "nesting" or "secrets": there are no patterns'
-            raise UsageError(f"scrub cannot hold {name!r:.60}: no variable has it", hint=hint)
+        if not may_be_name(name):
+            message = f"scrub cannot hold {name!r:.60}: no variable has it"
+            raise UsageError(message, hint=NAMES_HINT)
     return tuple(scrub)
 
 

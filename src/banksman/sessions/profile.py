@@ -365,8 +365,8 @@ def parse(
             eof=ladder.seconds("eof_grace", 0.0) if "eof_grace" in ladder.data else None,
         ),
         clocks=MappingProxyType(_clock_seconds(clocks)),
-        scrub=env.words("scrub", SCRUB),
-        keep=env.words("keep"),
+        scrub=_names(env, "scrub", SCRUB),
+        keep=_names(env, "keep"),
         variables=MappingProxyType(_variables(env)),
         account=env.words("account"),
         containment=_containment(top),
@@ -412,6 +412,14 @@ def _containment(top: ProfileTable) -> Containment:
         return containment.checked(**parts)
     except UsageError as exc:
         raise table.wrong(f"containment: {exc.args[0]}", exc.hint) from exc
+
+
+def _names(env: ProfileTable, key: str, usual: tuple[str, ...] = ()) -> tuple[str, ...]:
+    names = env.words(key, usual)
+    for name in names:
+        if not containment.may_be_name(name):
+            raise env.cannot_hold(key, name, containment.NAMES_HINT)
+    return names
 
 
 def _variables(env: ProfileTable) -> dict[str, str]:
