@@ -36,6 +36,7 @@ from tests.process.helpers import (
 
 import banksman
 from banksman import Host, UsageError
+from banksman.process import attributes
 
 pytestmark = pytest.mark.thorough
 
@@ -109,6 +110,11 @@ async def test_user_environment_is_overridden_by_the_caller(folder: Path, python
     argv = [str(python), *child(SHOWS, marker)[1:]]
     seen = shown(await banksman.execute(argv, user="nobody", cwd=folder, env={"HOME": str(folder)}))
     assert (seen["HOME"], seen["USER"]) == (str(folder), "nobody")
+
+
+def test_user_without_a_home_has_the_root_folder() -> None:
+    user = pwd.struct_passwd(("house", "x", 4242, 4242, "", "", "/bin/sh"))
+    assert attributes.user_variables(user)[b"HOME"] == b"/"
 
 
 async def test_user_equal_to_our_own_keeps_its_rights(marker: str) -> None:

@@ -134,7 +134,8 @@ def become(user: pwd.struct_passwd, folder: bytes) -> Become:
 def user_variables(user: pwd.struct_passwd) -> dict[bytes, bytes | None]:
     """Return the environment variables that name the user."""
     name = os.fsencode(user.pw_name)
-    return {b"HOME": os.fsencode(user.pw_dir), b"USER": name, b"LOGNAME": name}
+    # As login(1) does. With an empty HOME, some programs take the current folder for it.
+    return {b"HOME": os.fsencode(user.pw_dir) or b"/", b"USER": name, b"LOGNAME": name}
 
 
 def words_by_helper(
