@@ -58,7 +58,7 @@ shells:
 # A Linux kernel as an ordinary program, for limits that the kernel of this machine may not offer
 # (cgroup v2 with its controllers), and for systemd as its first process.
 uml:
-	@$(PYTHON) tools/debian.py linux.uml systemd
+	@$(PYTHON) tools/debian.py linux.uml systemd-run
 # Checks the metrics, and the alert rules of deploy/. It is part of a large package.
 promtool:
 	@$(PYTHON) tools/debian.py promtool

@@ -62,8 +62,9 @@ ENTER = """
 group=/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)
 mkdir $group/banksman-host && echo $$ > $group/banksman-host/cgroup.procs
 """
-SYSTEMD = "systemd"
-BOOT = "systemd --unit=job.service --log-target=null --show-status=0"
+# The program by which an installed systemd is known.
+SYSTEMD = "systemd-run"
+BOOT = "/lib/systemd/systemd --unit=job.service --log-target=null --show-status=0"
 
 
 def why_not(*programs: str) -> str:

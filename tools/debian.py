@@ -27,6 +27,7 @@ PACKAGES = {
     "linux.uml": "user-mode-linux",
     "ssh": "openssh-client",
     "sshd": "openssh-server",
+    "systemd-run": "systemd",
 }
 _LINE = "=" * 92
 
