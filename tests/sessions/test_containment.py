@@ -556,6 +556,7 @@ async def test_open_refuses_the_limit_of_a_tree_that_its_prefix_moves_elsewhere(
         ('wrap = "bwrap"', "containment.wrap cannot be"),
         ('on_open = "mkdir"', "containment.on_open cannot be"),
         ("limits = 5", "limits cannot be 5"),
+        ('wrap = ["systemd-run"]\nlimits = { cpus = 1 }', "containment: cannot set the limits cpus: systemd-run moves"),
         ("scrub = []", "there is no key containment.scrub"),
     ],
 )

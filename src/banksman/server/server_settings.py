@@ -187,7 +187,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 )
         self.shared_budgets()
         self.webhook_targets()
-        self.containment()
+        self.containment().check_limits()
         for part in self.callers_choose:
             if part not in CHOICES:
                 hint = f"use some of: {', '.join(CHOICES)}"

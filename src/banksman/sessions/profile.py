@@ -409,9 +409,11 @@ def _containment(top: ProfileTable) -> Containment:
     for name in {"wrap", *containment.HOOKS} & table.data.keys():
         parts[name] = table.words(name)
     try:
-        return containment.checked(**parts)
+        found = containment.checked(**parts)
+        found.check_limits()
     except UsageError as exc:
         raise table.wrong(f"containment: {exc.args[0]}", exc.hint) from exc
+    return found
 
 
 def _names(env: ProfileTable, key: str, usual: tuple[str, ...] = ()) -> tuple[str, ...]:

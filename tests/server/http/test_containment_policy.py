@@ -381,6 +381,7 @@ def test_prefix_of_a_recorded_session_must_be_an_allowed_program() -> None:
         ({"agent_limits": ["nofile"]}, "agent_limits cannot be 'nofile'"),
         ({"agent_limits": ["house=1"]}, "there is no limit 'house'"),
         ({"agent_user": ""}, "user cannot be ''"),
+        ({"agent_wrap": ["systemd-run"], "agent_limits": ["cpus=1"]}, "cannot set the limits cpus: systemd-run moves"),
         ({"agent_on_open": [""]}, "on_open cannot hold ''"),
     ],
 )
