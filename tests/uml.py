@@ -44,7 +44,9 @@ exec > /dev/console 2>&1
 cd {cwd}
 export HOME=/tmp PATH={path} PYTHONPATH={pythonpath} PYTHONDONTWRITEBYTECODE=1
 {command}
-echo "EXIT $?"
+status=$?
+echo
+echo "EXIT $status"
 echo o > /proc/sysrq-trigger
 sleep 10
 """
@@ -58,13 +60,15 @@ Type=oneshot
 Delegate=cpu memory pids
 ExecStart=/bin/sh {job}
 """
+# The signal (SIGRTMIN+21) has systemd write no status to the console.
 ENTER = """
+kill -55 1
 group=/sys/fs/cgroup$(sed -n s/^0:://p /proc/self/cgroup)
 mkdir $group/banksman-host && echo $$ > $group/banksman-host/cgroup.procs
 """
 # The program by which an installed systemd is known.
 SYSTEMD = "systemd-run"
-BOOT = "/lib/systemd/systemd --unit=job.service --log-target=null --show-status=0"
+BOOT = "/lib/systemd/systemd --unit=job.service --log-target=null"
 
 
 def why_not(*programs: str) -> str:

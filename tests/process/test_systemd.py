@@ -38,3 +38,9 @@ def test_service_can_limit_in_the_group_that_systemd_has_delegated(scenes: dict[
 
 def test_agent_in_a_scope_of_systemd_leaves_no_process(scenes: dict[str, Any]) -> None:
     assert scenes["agent_in_a_scope"] == {"close": ["done", ["scope"], 0], "death of the host": ["ready", 0]}
+
+
+def test_restart_of_a_service_continues_its_turn(scenes: dict[str, Any]) -> None:
+    """With the units of `deploy/`."""
+    wanted = dict.fromkeys(("is another server", "is the same agent", "is done", "has its group"), True)
+    assert scenes["restart_of_the_server"] == {**wanted, "phases": ["running", "running"]}
