@@ -29,6 +29,8 @@ KEYS = {
     "of GitHub, fine-grained": "github" + "_pat_0123456789abcdefABCDEF",
     "of Slack": "xo" + "xb-123456789-abcdef",
     "of AWS": "AK" + "IA0123456789ABCDEF",
+    "a named token": "bm" + "t_" + "Zx8-Qw_0" * 5,
+    "a page token": "bm" + "p_" + "0123456789abcd-_.1790000000." + "Zx8" + "-Qw_0Zx8" * 5,
     "a JWT": "ey" + "JhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
     "a private key": "-----BEGIN RSA PRIVATE" + " KEY-----\nMIIEow+/=\nabc\n-----END RSA PRIVATE KEY-----",
 }

@@ -35,6 +35,8 @@ _KEY = (
     r"|xox[a-z]-[A-Za-z0-9-]{8,}"
     r"|A(?:KIA|SIA)[A-Z0-9]{12,}"
     r"|AIza[A-Za-z0-9_-]{30,}"
+    # Named tokens and page tokens of this program (server/access, server/http/auth.py).
+    r"|bmt_[A-Za-z0-9_-]{20,}|bmp_[A-Za-z0-9_-]{16}\.[0-9]{1,12}\.[A-Za-z0-9_-]{43}"
     r"|eyJ[A-Za-z0-9_-]{6,}+%s"
     r")"
     r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,40}-----)?"
