@@ -44,6 +44,10 @@ def test_token_is_shown_once_and_listed_until_it_is_revoked(tmp_path: Path) -> N
         ("create", "--name", "a b", "--role", "asker"),
         ("create", "--name", "a", "--role", "king"),
         ("create", "--name", "a", "--role", "asker", "--expires", "soon"),
+        # As by a variable of a shell that is empty. No limit would be every session.
+        ("create", "--name", "a", "--role", "asker", "--sessions", ""),
+        ("create", "--name", "a", "--role", "asker", "--sessions", "a-*,,b"),
+        ("create", "--name", "a", "--role", "asker", "--agents", " , "),
         ("revoke",),
         ("revoke", "--name", "nobody"),
         ("forget",),

@@ -97,6 +97,26 @@ def test_file_that_cannot_be_trusted_is_reported_once(path: Path, caplog: pytest
     assert warned() == 2
 
 
+@pytest.mark.parametrize(
+    ("pattern", "included", "excluded"),
+    [
+        ("alice-*", ["alice-", "alice-1", "alice-a\nb", "alice-*"], ["alice", "Alice-1", "x-alice-1", None]),
+        # Only the star is special, as the help says.
+        ("team[1]", ["team[1]"], ["team1"]),
+        ("[!a]*", ["[!a]b"], ["b", "team"]),
+        ("who?", ["who?"], ["whom"]),
+        (".*", [".x"], ["x"]),
+        ("*a" * 50, ["xa" * 50], ["a" * 49, "b" * 200]),
+    ],
+)
+def test_pattern_has_the_star_as_its_only_special_character(
+    pattern: str, included: list[str], excluded: list[str | None]
+) -> None:
+    caller = Caller("alice", Role.ASKER, (pattern,))
+    assert [caller.has_in_scope(name, "claude") for name in included] == [True] * len(included)
+    assert [caller.has_in_scope(name, "claude") for name in excluded] == [False] * len(excluded)
+
+
 def _create(path: Path, name: str) -> None:
     named_tokens.create(path, name, Role.VIEWER)
 

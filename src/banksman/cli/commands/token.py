@@ -131,7 +131,11 @@ def _row(token: NamedToken) -> tuple[object, ...]:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in text.split(",") if word)
+    """Split a list of limits. An empty one is a mistake: without a limit, all is allowed."""
+    words = tuple(text.split(","))
+    if not all(word.strip() for word in words):
+        raise argparse.ArgumentTypeError(f"empty entry in {text!r:.40}: leave the flag out for all")
+    return words
 
 
 def _lifetime(text: str) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import fnmatch
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ class Role(enum.StrEnum):
     OPERATOR = enum.auto()
     ADMIN = enum.auto()
 
+
+# Characters that `fnmatch` gives a meaning that the patterns of tokens do not have.
+_SPECIAL = re.compile(r"[?\[]")
 
 # These roles have every session in the scope of their token.
 OPERATORS = (Role.OPERATOR, Role.ADMIN)
@@ -101,7 +105,7 @@ class Caller:
         if self.agents and agent not in self.agents:
             return False
         return not self.sessions or (
-            name is not None and any(fnmatch.fnmatchcase(name, each) for each in self.sessions)
+            name is not None and any(_matches(name, each) for each in self.sessions)
         )
 
     def relation(self, access: Access) -> Relation:
@@ -113,6 +117,11 @@ class Caller:
         if access.owner == self.name:
             return Relation.OWN
         return Relation.SHARED if self.name in access.shared else Relation.FOREIGN
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern of a token includes a name. Only `*` is special: names contain `?`, `[`."""
+    return fnmatch.fnmatchcase(name, _SPECIAL.sub(r"[\g<0>]", pattern))
 
 
 # The holder of the server's own token, and the user of the server.
