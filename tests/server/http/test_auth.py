@@ -305,13 +305,13 @@ def test_page_tokens_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not pages.is_valid(given)
     now = time.monotonic()
     monkeypatch.setattr(auth.time, "monotonic", lambda: now + auth.CODE_SECONDS_MAX + 1)
-    assert not pages.take_code(code)
+    assert pages.take_code(code) is None
 
 
 def test_login_codes_are_bounded_in_number() -> None:
     pages = PageTokens(TOKEN, 4380)
     codes = [pages.make_code() for _ in range(auth.CODES_MAX + 1)]
-    assert [pages.take_code(code) for code in codes] == [False, *(True for _ in codes[1:])]
+    assert [pages.take_code(code) is not None for code in codes] == [False, *(True for _ in codes[1:])]
 
 
 def test_logout_is_remembered_after_a_restart(tmp_path: Path) -> None:

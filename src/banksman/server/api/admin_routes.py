@@ -142,15 +142,24 @@ async def make_code(call: RouteCall) -> HttpAnswer:
     context: Context = call.context
     if not context.url:
         raise Problem(409, "NoPage", "this host serves no web page", hint="run `banksman serve`")
-    assert context.authentication is not None
-    return HttpAnswer(
-        messages.LoginCode(context.authentication.pages.make_code(), CODE_SECONDS_MAX, context.url),
-        201,
-    )
+    authentication = context.authentication
+    assert authentication is not None
+    named: str | None = None
+    if call.caller.name is not None:
+        named = bearer(call.request.headers)
+        holder = authentication.caller_of(named)
+        if holder is None or holder.name != call.caller.name:
+            hint = "open the page at the address of the proxy, which logs the browser in"
+            raise Problem(409, "NoPage", "a user of a proxy needs no login link", hint=hint)
+    code = authentication.pages.make_code(named)
+    return HttpAnswer(messages.LoginCode(code, CODE_SECONDS_MAX, context.url), 201)
 
 
 async def login(call: RouteCall) -> HttpAnswer:
-    """Exchange a one-time code, or the server's token, for a page token."""
+    """Exchange a one-time code, or the server's token, for a page token.
+
+    The login of a named caller gets the named token, which can be revoked.
+    """
     body: messages.Login = call.body
     authentication = call.context.authentication
     if (body.code is None) == (body.token is None):
@@ -158,16 +167,19 @@ async def login(call: RouteCall) -> HttpAnswer:
         raise Problem(
             400, "BadRequest", "cannot log in: pass exactly one of code and token", hint=hint
         )
-    if body.code is not None and not authentication.pages.take_code(body.code):
-        hint = "run `banksman page` for a new link"
-        raise Problem(
-            401, "NotLetIn", "cannot log in: this link was used already or has expired", hint=hint
-        )
-    if body.token is not None and (caller := authentication.caller_of(body.token)) is not None:
-        # The page uses the named token itself, which can be revoked.
+    token = body.token
+    if body.code is not None:
+        found = authentication.pages.take_code(body.code)
+        # The token of its maker may have been revoked meanwhile.
+        if found is None or (found.named and authentication.caller_of(found.named) is None):
+            hint = "run `banksman page` for a new link"
+            message = "cannot log in: this link was used already or has expired"
+            raise Problem(401, "NotLetIn", message, hint=hint)
+        token = found.named
+    if token is not None and (caller := authentication.caller_of(token)) is not None:
         expires = int(caller.expires or time.time() + PAGE_TOKEN_SECONDS_MAX)
-        return HttpAnswer(messages.LoggedIn(body.token, expires))
-    if body.token is not None and not authentication.knows(body.token):
+        return HttpAnswer(messages.LoggedIn(token, expires))
+    if token is not None and not authentication.knows(token):
         raise Problem(
             401,
             "NotLetIn",

@@ -21,6 +21,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,7 +46,9 @@ from banksman.server.problems import Problem
 # as an `Authorization` header.
 #
 # A link carries a *code* and never the token: browsers write links to their history. A code is used
-# once, within `CODE_SECONDS_MAX`, and is worthless afterwards.
+# once, within `CODE_SECONDS_MAX`, and is worthless afterwards. The browser gets a page token for
+# it. For the code of a named caller it gets the named token instead: the page then acts in the name
+# of that caller, within its limits, until that token is revoked.
 #
 # A *page token* is `bmp_ID.EXPIRES.MAC`. The MAC is keyed by the server's token and covers the
 # port. So the server keeps no table, a page stays logged in when the server restarts, and a new
@@ -89,6 +92,12 @@ def revoked_path() -> Path | None:
         return None
 
 
+class LoginOfCode(NamedTuple):
+    """Login by a valid code. `named`: the token of its maker; None: it needs a new page token."""
+
+    named: str | None
+
+
 class PageTokens:
     """Make one-time codes, exchange each for a page token, verify and revoke page tokens."""
 
@@ -104,23 +113,26 @@ class PageTokens:
         self._revoked: set[str] = set()
         # Modification time and size of the file when it was read.
         self._stamp: tuple[int, int] | None = None
-        # Maps the hash of a code to its deadline. The time of a hash lookup reveals nothing about
-        # the codes.
-        self._codes: dict[bytes, float] = {}
+        # Maps the hash of a code to its deadline, and to the named token of its maker. The time of
+        # a hash lookup reveals nothing about the codes.
+        self._codes: dict[bytes, tuple[float, str | None]] = {}
 
     # -- codes ------------------------------------------------------------------------------------
-    def make_code(self) -> str:
-        """Make a new code. The oldest unused code is dropped if there are too many."""
+    def make_code(self, named: str | None = None) -> str:
+        """Make a new code. The oldest unused code is dropped if there are too many.
+
+        `named`: the token of a named caller that asks for it.
+        """
         code = secrets.token_urlsafe(16)
         while len(self._codes) >= CODES_MAX:
             del self._codes[next(iter(self._codes))]
-        self._codes[_hash(code)] = time.monotonic() + CODE_SECONDS_MAX
+        self._codes[_hash(code)] = time.monotonic() + CODE_SECONDS_MAX, named
         return code
 
-    def take_code(self, code: str) -> bool:
-        """Return whether this code is valid, and invalidate it."""
-        deadline = self._codes.pop(_hash(code), None)
-        return deadline is not None and time.monotonic() <= deadline
+    def take_code(self, code: str) -> LoginOfCode | None:
+        """Return whose login this code is, and invalidate it; None if it is not valid."""
+        deadline, named = self._codes.pop(_hash(code), (0.0, None))
+        return LoginOfCode(named) if time.monotonic() <= deadline else None
 
     # -- page tokens ------------------------------------------------------------------------------
     def make(self) -> tuple[str, int]:
