@@ -1,4 +1,7 @@
-"""Single sign-on as docs/how-to/proxy.md shows it: a real Caddy, a real server, and a stand-in for oauth2-proxy."""
+"""Single sign-on as the pages show it: a real Caddy, a real server, and a stand-in for oauth2-proxy.
+
+docs/how-to/proxy.md gives each person a token. docs/security.md lets the proxy name its users.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,8 @@ from banksman.testing.nats_servers import free_ports
 
 CADDY = shutil.which("caddy")
 NAME = "banksman.example.com"
+# A cookie of a login that is valid and names nobody.
+NAMELESS = "nameless"
 pytestmark = [thorough, pytest.mark.skipif(CADDY is None, reason="needs caddy: make caddy")]
 
 
@@ -36,7 +41,7 @@ class SignedIn(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         person = re.search(r"_oauth2_proxy=(\w+)", self.headers.get("Cookie", ""))
         self.send_response(401 if person is None else 202)
-        if person is not None:
+        if person is not None and person[1] != NAMELESS:
             self.send_header("X-Auth-Request-Email", f"{person[1]}@example.com")
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -45,12 +50,13 @@ class SignedIn(BaseHTTPRequestHandler):
 
 
 class Site:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, name: str) -> None:
         self.port = port
+        self.name = name
 
     @contextlib.contextmanager
     def request(self, path: str, person: str = "", **headers: str) -> Generator[http.client.HTTPResponse]:
-        sent = {"Host": NAME, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        sent = {"Host": self.name, **{name.replace("_", "-"): value for name, value in headers.items()}}
         if person:
             sent["Cookie"] = f"_oauth2_proxy={person}"
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS_MAX)
@@ -75,39 +81,37 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield served
 
 
-@pytest.fixture
-def site(tmp_path: Path, served: Served) -> Iterator[Site]:
-    (block,) = [each for each in blocks() if (each.page, each.language) == ("docs/how-to/proxy.md", "caddy")]
+@contextlib.contextmanager
+def caddy(folder: Path, served: Served, text: str, name: str, tokens: dict[str, str]) -> Generator[Site]:
+    """Run Caddy with the text of a page, for the site of this name, at a free port."""
     (port,) = free_ports(1)
     auth = ThreadingHTTPServer(("127.0.0.1", 0), SignedIn)
     thread = threading.Thread(target=auth.serve_forever)
     thread.start()
-    text = block.text
     for old, new in (
-        (f"{NAME} {{", f"http://{NAME}:{port} {{\n\tbind 127.0.0.1"),
+        (f"{name} {{", f"http://{name}:{port} {{\n\tbind 127.0.0.1"),
         ("127.0.0.1:4180", f"127.0.0.1:{auth.server_port}"),
         ("127.0.0.1:4380", f"127.0.0.1:{served.port}"),
     ):
         assert old in text
         text = text.replace(old, new)
-    file = tmp_path / "Caddyfile"
+    file = folder / "Caddyfile"
     file.write_text(f"{{\n\tadmin off\n\tauto_https off\n}}\n{text}", encoding="utf-8")
     env = {
         **os.environ,
-        "HOME": str(tmp_path),
-        "XDG_DATA_HOME": str(tmp_path / "data"),
-        "XDG_CONFIG_HOME": str(tmp_path / "settings"),
-        "ALICE_TOKEN": create(served, "alice", Role.OPERATOR),
-        "BOB_TOKEN": create(served, "bob", Role.VIEWER),
+        "HOME": str(folder),
+        "XDG_DATA_HOME": str(folder / "data"),
+        "XDG_CONFIG_HOME": str(folder / "settings"),
+        **tokens,
     }
-    log = tmp_path / "caddy.log"
+    log = folder / "caddy.log"
     with log.open("wb") as output:
         argv = [CADDY or "", "run", "--adapter", "caddyfile", "--config", str(file)]
-        caddy = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    site = Site(port)
+        process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    site = Site(port, name)
 
     def is_there() -> bool:
-        assert caddy.poll() is None, log.read_text(encoding="utf-8")
+        assert process.poll() is None, log.read_text(encoding="utf-8")
         try:
             site.status("/livez", "alice")
         except OSError:
@@ -119,11 +123,22 @@ def site(tmp_path: Path, served: Served) -> Iterator[Site]:
         yield site
     finally:
         # It would wait for every open connection.
-        caddy.kill()
-        caddy.wait(SECONDS_MAX)
+        process.kill()
+        process.wait(SECONDS_MAX)
         auth.shutdown()
         auth.server_close()
         thread.join()
+
+
+@pytest.fixture
+def site(tmp_path: Path, served: Served) -> Iterator[Site]:
+    (block,) = [each for each in blocks() if (each.page, each.language) == ("docs/how-to/proxy.md", "caddy")]
+    tokens = {
+        "ALICE_TOKEN": create(served, "alice", Role.OPERATOR),
+        "BOB_TOKEN": create(served, "bob", Role.VIEWER),
+    }
+    with caddy(tmp_path, served, block.text, NAME, tokens) as site:
+        yield site
 
 
 def test_proxy_gives_each_person_the_rights_of_a_token(site: Site, served: Served) -> None:
@@ -155,3 +170,24 @@ def test_proxy_passes_events_on_at_once(site: Site, served: Served) -> None:
 def read_until(stream: http.client.HTTPResponse, word: bytes) -> None:
     while word not in (line := stream.readline()):
         assert line, "the stream has ended"
+
+
+def test_proxy_that_names_its_users_lets_no_client_name_itself(tmp_path: Path) -> None:
+    (block,) = [each for each in blocks() if each.page == "docs/security.md" and "forward_auth" in each.text]
+    name = block.text.partition(" {")[0]
+    settings: dict[str, Any] = {"hosts": [name], "trusted_proxies": ["sso@127.0.0.1"]}
+    with Served(tmp_path / "server", **settings) as served:
+        tokens = {"BANKSMAN_PROXY_TOKEN": create(served, "sso", Role.ASKER)}
+        with caddy(tmp_path, served, block.text, name, tokens) as site:
+            for person in ("alice", "bob"):
+                found = site.json("/v1/caller", person, X_Forwarded_User="mallory", Authorization="Bearer x")
+                assert (found["name"], found["role"]) == (f"{person}@example.com", "asker")
+            forged = {"X_Auth_Request_Email": "alice@example.com", "X_Forwarded_User": "alice@example.com"}
+            assert site.status("/v1/caller", **forged) == 401
+            assert site.json("/v1/caller", "bob", **forged)["name"] == "bob@example.com"
+            # oauth2-proxy names nobody without `set_xauthrequest`, or for a login without an address.
+            assert site.status("/v1/caller", NAMELESS) == 401
+            assert site.status("/v1/caller", NAMELESS, **forged) == 401
+            with site.request("/v1/events", "alice", Accept="text/event-stream") as stream:
+                assert stream.status == 200
+                read_until(stream, b"stream.live")
