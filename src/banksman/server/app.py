@@ -60,32 +60,42 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
+@functools.cache
+def _described() -> bytes:
+    # Imported on the first request: the import would slow the start of a verb with an embedded
+    # host.
+    from banksman.server.api import openapi  # noqa: PLC0415
+
+    return msgspec.json.encode(openapi.describe(ROUTES))
+
+
+async def _describe(_: RouteCall) -> HttpAnswer:
+    return HttpAnswer(_described())
+
+
+# Everything that a server answers: the API, its description and the page. A test tries each route
+# as each role.
+SERVED: tuple[Route, ...] = (
+    *ROUTES,
+    Route(
+        method="GET",
+        path="/openapi.json",
+        action=Action.LIST,
+        handle=_describe,
+        summary="This.",
+    ),
+    *web.ROUTES,
+)
+
+
 def make(context: Context, *, token: str, port: int) -> ASGIApp:
     """Build the ASGI application of a server.
 
     `token`: the server's token. `port`: the port that page tokens are bound to.
     """
 
-    @functools.cache
-    def described() -> bytes:
-        # Imported on the first request: the import would slow the start of a verb with an
-        # embedded host.
-        from banksman.server.api import openapi  # noqa: PLC0415
-
-        return msgspec.json.encode(openapi.describe(ROUTES))
-
-    async def describe(_: RouteCall) -> HttpAnswer:
-        return HttpAnswer(described())
-
-    own = Route(
-        method="GET",
-        path="/openapi.json",
-        action=Action.LIST,
-        handle=describe,
-        summary="This.",
-    )
     by_path: dict[str, list[Route]] = {}
-    for route in (*ROUTES, own, *web.ROUTES):
+    for route in SERVED:
         by_path.setdefault(route.path, []).append(route)
     limit = context.settings.body_bytes_max
     router = Router(
