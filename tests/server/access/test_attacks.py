@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.server import kit
 from tests.server.access import tokens
+from tests.server.http import test_auth as auth
 from tests.server.http import test_connection_limits as limits
 from tests.server.kit import Served, shared
 
@@ -28,6 +29,8 @@ ATTACKS: tuple[Callable[[Served], None], ...] = (
     limits.test_malformed_request_is_refused,
     limits.test_pipelined_requests_are_answered_in_order_and_bounded,
     limits.test_security_headers_are_on_every_answer,
+    limits.test_trailer_is_not_read_as_a_header,
+    auth.test_auth_grants_no_cors_preflight,
 )
 STREAMS = [route for route in ROUTES if route.streams]
 
@@ -57,6 +60,37 @@ def test_attack_fails_with_the_token_of_a_caller_with_few_rights(
         monkeypatch.setattr(module, "TOKEN", token)
         monkeypatch.setattr(module, "AUTHORIZATION", {"Authorization": f"Bearer {token}"})
     attack(served)
+
+
+@pytest.mark.parametrize("role", FEW_RIGHTS)
+def test_no_spelling_of_a_path_or_header_leads_to_a_foreign_session(served: Served, role: Role) -> None:
+    own = tokens.opened_by(served, f"sly-{role}", f"mine-{role}")
+    name = f"foreign-{role}"
+    foreign = served.open(name=name)
+    token = tokens.create(served, f"sly-{role}", role)
+    paths = {
+        f"/v1/sessions/{word}" for word in (foreign, name, foreign.upper(), f"%{ord(foreign[0]):02x}{foreign[1:]}")
+    }
+    paths |= {
+        f"{path}{end}" for path in paths for end in ("/", "/events", "/export", "/why", "%2fevents", "%00", "?x=1")
+    }
+    paths |= {f"/v1/sessions/{own}{way}{foreign}" for way in ("/../", "/%2e%2e/", "%2f..%2f", "/..%2f", ";", "/turns/")}
+    paths |= {f"/v1/events?sessions={own},{foreign}", f"/v1/events?sessions={own}&sessions={foreign}"}
+    paths |= {f"/v1/sessions?after={foreign}", f"//v1/sessions/{foreign}", f"/v1/sessions/{own}/turns/{foreign}"}
+    for path in sorted(paths):
+        answer = tokens.request(served, token, "GET", path)
+        assert 400 <= answer.status < 500, (path, answer)
+    # Headers that other servers and proxies know.
+    for header in ("X-Original-URL", "X-Rewrite-URL", "X-Forwarded-Prefix", "X-Forwarded-Path"):
+        told = tokens.request(served, token, "GET", f"/v1/sessions/{own}", headers={header: f"/v1/sessions/{foreign}"})
+        assert told.json["id"] == own, header
+    for header in ("X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"):
+        told = tokens.request(served, token, "GET", f"/v1/sessions/{own}?_method=DELETE", headers={header: "DELETE"})
+        assert told.status in (200, 400), header
+    for header in ("X-Forwarded-User", "X-Remote-User", "Remote-User", "X-Banksman-Caller", "Caller", "Role"):
+        told = tokens.request(served, token, "GET", "/v1/caller", headers={header: "admin"})
+        assert (told.json["name"], told.json["role"]) == (f"sly-{role}", role), header
+    assert served.get(f"/v1/sessions/{own}")["phase"] == served.get(f"/v1/sessions/{foreign}")["phase"]
 
 
 @pytest.mark.parametrize("role", FEW_RIGHTS)
