@@ -10,7 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.server.access.test_isolation import wait_output
 from tests.server.kit import Served
+from tests.server.ops.test_server_hand_over import restart, serving
+from tests.thorough import thorough
 
 from banksman.testing import fake_agent
 
@@ -137,6 +140,28 @@ def test_trace_that_is_not_recorded_is_not_sent(tmp_path: Path) -> None:
         served.stop()
         spans = collector.wait(lambda spans: len(spans) >= 2)
         assert TRACE not in {span.trace_id.hex() for span in spans}
+
+
+@thorough
+def test_spans_of_a_turn_that_the_next_server_continues_are_linked(tmp_path: Path) -> None:
+    with Collector() as collector:
+        with serving(tmp_path / "server", otel_endpoint=collector.url) as served:
+            session = served.open()
+            path = f"/v1/sessions/{session}/turns"
+            turn = served.post(path, {"prompt": "@@say begun\n@@hang"}, headers=HEADERS)["turn"]
+            wait_output(served, session, turn)
+            restart(served)
+            served.post(f"{path}/{turn}/interrupt")
+            served.outcome(session, turn)
+        spans = collector.wait(lambda spans: len(spans) >= 3)
+    first, second = sorted((span for span in spans if span.name != "queue"), key=lambda span: span.start_time_unix_nano)
+    assert (first.name, second.name) == ("invoke_agent claude",) * 2
+    assert first.span_id.hex() == turn.removeprefix("t-")
+    assert first.end_time_unix_nano == second.start_time_unix_nano
+    assert {(span.trace_id.hex(), span.parent_span_id.hex()) for span in (first, second)} == {(TRACE, PARENT)}
+    assert [*first.links] == []
+    assert [(link.trace_id, link.span_id) for link in second.links] == [(first.trace_id, first.span_id)]
+    assert named(spans, "queue").parent_span_id == first.span_id
 
 
 def test_server_without_an_endpoint_imports_nothing_of_it() -> None:
