@@ -126,6 +126,22 @@ def test_every_route_allows_what_the_documented_table_says(served: Served, role:
     assert differences(served, role) == []
 
 
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("limit", [{"sessions": ["limited-*"]}, {"agents": ["codex"]}], ids=["sessions", "agents"])
+def test_every_route_hides_a_session_beyond_the_limits_of_a_token(
+    served: Served, role: Role, limit: dict[str, Any]
+) -> None:
+    name = f"beyond-{role}-{next(iter(limit))}"
+    own, shared_one = tokens.opened_by(served, name, f"{name}-own"), served.open(name=f"{name}-shared")
+    assert served.request("PUT", f"/v1/sessions/{shared_one}/shared", {"shared": [name]}).status == 200
+    token = tokens.create(served, name, role, **limit)
+    for route in (route for route in SERVED if route.path.startswith("/v1/sessions/{id}")):
+        for session in (own, shared_one, f"{name}-own"):
+            path = re.sub(r"\{\w+\}", "none", route.path.replace("{id}", session))
+            assert seen(ask(served, token, route, path), session) == "hidden", (route.method, path)
+    assert tokens.request(served, token, "GET", "/v1/sessions").json["sessions"] == []
+
+
 def test_foreign_session_is_answered_like_a_missing_one(served: Served) -> None:
     token = tokens.create(served, "curious", Role.ASKER)
     served.open(name="secret-1")
