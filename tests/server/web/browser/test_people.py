@@ -103,6 +103,48 @@ def test_asker_of_a_shared_session_cannot_stop_the_ask_of_another(chromium: Chro
     expect(kim.interrupt).to_be_disabled()
 
 
+def test_next_person_at_a_browser_logs_in_and_sees_nothing_of_the_one_before(
+    chromium: Chromium, served: Served
+) -> None:
+    session = tokens.opened_by(served, "ida", "of-ida", {"prompt": ["say the answer for ida"]})
+    tab = login(chromium, served, "ida", Role.ASKER, session)
+    tab.send("words of ida")
+    tab.wait_said("the answer for ida")
+    tab.message.fill("a draft of ida")
+    token = tokens.create(served, "jon", Role.VIEWER)
+    # The stream is cut, and the page asks without a token that is valid. Then jon asks for ida's session.
+    chromium.expect(r"ERR_INCOMPLETE_CHUNKED_ENCODING")
+    chromium.expect(r"the server responded with a status of 401")
+    chromium.expect(r"the server responded with a status of 404")
+    tokens.revoke(served, "ida")
+    # The login is in the place of the session that is open.
+    field = tab.page.get_by_label("The server's token")
+    expect(field).to_be_visible()
+    expect(tab.page.get_by_text("the answer for ida")).to_have_count(0)
+    field.fill(token)
+    field.press("Enter")
+    expect(tab.page.get_by_text("Logged in as jon, viewer")).to_be_visible()
+    expect(tab.page.get_by_text(re.compile("there is no session"))).to_be_visible()
+    expect(tab.sessions).to_have_count(0)
+    expect(tab.page.get_by_text("of-ida")).to_have_count(0)
+    assert "ida" not in tab.page.evaluate("JSON.stringify({ ...sessionStorage })")
+
+
+def test_person_without_a_login_opens_the_address_of_a_session(chromium: Chromium, served: Served) -> None:
+    session = tokens.opened_by(served, "kai", "of-kai")
+    token = tokens.create(served, "kai", Role.ASKER)
+    chromium.belongs(served.url)
+    chromium.expect(r"the server responded with a status of 401")
+    tab = Tab(chromium.context(), served.url)
+    tab.page.goto(f"{served.url}/#/s/{session}")
+    field = tab.page.get_by_label("The server's token")
+    field.fill(token)
+    field.press("Enter")
+    tab.wait_live()
+    expect(tab.message).to_be_visible()
+    expect(tab.page.get_by_role("heading", name="of-kai")).to_be_visible()
+
+
 def test_admin_sees_its_role_and_everything(visits: Visits) -> None:
     tab = visits.tab(visits.served.open(name="mine"))
     expect(tab.page.get_by_text("Logged in as admin")).to_be_visible()

@@ -22,7 +22,8 @@ test("a role allows its actions, and an asker only its own asks", () => {
 });
 
 test("the caller is read at each start of a stream, and a failed read changes nothing", async () => {
-  const answers = [admin, asker, null, { ...asker }];
+  const before = { ...asker, role: "viewer", actions: ["list"] };
+  const answers = [before, asker, null, { ...asker }];
   let begin;
   const page = new CallerOfPage({
     get: async () => {
@@ -39,8 +40,57 @@ test("the caller is read at each start of a stream, and a failed read changes no
     await new Promise((done) => setImmediate(done));
     seen.push(page.me.value);
   }
-  assert.deepEqual(seen, [admin, asker, asker, asker]);
+  assert.deepEqual(seen, [before, asker, asker, asker]);
   assert.equal(page.may("answer"), false);
+});
+
+class Kept {
+  constructor(texts = {}) {
+    this.texts = new Map(Object.entries(texts));
+  }
+  get length() {
+    return this.texts.size;
+  }
+  key(index) {
+    return [...this.texts.keys()][index] ?? null;
+  }
+  getItem(name) {
+    return this.texts.get(name) ?? null;
+  }
+  setItem(name, text) {
+    this.texts.set(name, text);
+  }
+  removeItem(name) {
+    this.texts.delete(name);
+  }
+}
+
+async function reloads(storage, ...callers) {
+  let count = 0;
+  const get = async () => callers.shift();
+  const page = new CallerOfPage({ get, storage, reload: () => (count += 1) });
+  while (callers.length) await page.refresh();
+  return count;
+}
+
+test("another person gets nothing that the one before has left in this tab", async () => {
+  const left = { "banksman.draft.s": "draft", "banksman.sent.s": "asks", other: "of another page" };
+  const kept = new Kept(left);
+  assert.equal(await reloads(() => kept, asker, { ...asker, role: "viewer" }), 0);
+  assert.deepEqual(Object.keys(left).filter((key) => kept.getItem(key) === left[key]), Object.keys(left));
+  assert.equal(await reloads(() => kept, { ...asker, name: "ben" }), 1);
+  assert.deepEqual([...kept.texts], [["other", "of another page"], ["banksman.caller", '"ben"']]);
+  // The page that was loaded again stays.
+  assert.equal(await reloads(() => kept, { ...asker, name: "ben" }), 0);
+  assert.equal(await reloads(() => kept, admin), 1);
+});
+
+test("without a storage another person gets a new page, too", async () => {
+  const none = () => {
+    throw new Error("SecurityError");
+  };
+  assert.equal(await reloads(none, asker, asker), 0);
+  assert.equal(await reloads(none, asker, admin), 1);
 });
 
 test("an asker steers only its own sessions, and others as their role says", () => {

@@ -2,7 +2,8 @@
 //
 // The server decides every request. The page only hides what it would refuse. Until the server has
 // answered, and with an unrestricted token, everything is shown. It is read again at each start of
-// a stream, because another tab may have logged in with another token.
+// a stream, because another tab may have logged in with another token. If that is another person's,
+// the page loads again, without the drafts of the person before.
 // @ts-check
 import { get as getOne } from "../net/api.js";
 import { feed as theFeed } from "../net/feed.js";
@@ -11,15 +12,24 @@ import { derived, effect, signal } from "./signal.js";
 /** Roles that are limited neither to own sessions nor to own asks. */
 const UNLIMITED = new Set(["operator", "admin"]);
 
+/** Where this tab keeps the name of its caller. Drafts and unanswered asks are beside it. */
+const KEY = "banksman.caller";
+const OURS = "banksman.";
+
 /** @typedef {{name: string|null, role: string, actions: string[]}} Me */
 
 export class CallerOfPage {
-  /** @param {{get?: typeof getOne, feed?: typeof theFeed}} [given] replaced by tests */
-  constructor({ get = getOne, feed = theFeed } = {}) {
+  /**
+   * @param {{get?: typeof getOne, feed?: typeof theFeed, storage?: () => Storage, reload?: () => void}} [given]
+   *   replaced by tests
+   */
+  constructor({ get = getOne, feed = theFeed, storage = () => sessionStorage, reload = () => location.reload() } = {}) {
     /** null: not known yet. @type {{value: Me|null, subscribe: any}} */
     this.me = signal(null);
     this._get = get;
     this._feed = feed;
+    this._storage = storage;
+    this._reload = reload;
     /** @type {(() => void)|null} */
     this._off = null;
   }
@@ -32,10 +42,31 @@ export class CallerOfPage {
   async refresh() {
     try {
       const found = await this._get("v1/caller");
-      if (JSON.stringify(found) !== JSON.stringify(this.me.value)) this.me.value = found;
+      if (this.#isAnother(found.name)) this._reload();
+      else if (JSON.stringify(found) !== JSON.stringify(this.me.value)) this.me.value = found;
     } catch {
       // The view of the connection says what is wrong.
     }
+  }
+
+  /**
+   * Whether the tab had another caller. Then nothing of that caller stays in its storage.
+   * @param {string|null} name
+   */
+  #isAnother(name) {
+    const now = JSON.stringify(name);
+    try {
+      const storage = this._storage();
+      const before = storage.getItem(KEY);
+      if (before === now) return false;
+      const keys = Array.from({ length: storage.length }, (_, index) => storage.key(index) ?? "");
+      if (before !== null) for (const key of keys) if (key.startsWith(OURS)) storage.removeItem(key);
+      storage.setItem(KEY, now);
+      if (before !== null) return true;
+    } catch {
+      // The storage is full, or the browser has none.
+    }
+    return this.me.value !== null && this.me.value.name !== name;
   }
 
   /**

@@ -68,6 +68,8 @@ class App {
     this.context = null;
     /** @type {string|null|undefined} undefined: no session was opened yet */
     this.opened = undefined;
+    /** The server wants a login. Nothing of the session is shown until then. */
+    this.isOut = false;
     /** @type {(() => void)[]} cleanup functions of the page */
     this.offs = [];
     /** @type {(() => void)[]} cleanup functions of the open session */
@@ -116,6 +118,7 @@ class App {
     this.offs.push(
       listen(window, "hashchange", () => this.#route()),
       listen(document, "keydown", (event) => event.key === "Escape" && this.drawer(null)),
+      effect([feed.connection], ({ state }) => this.#gate(state)),
       effect([sessions.list], () => this.#listed()),
       effect([sessions.questions, sessions.list], () => this.#title()),
       shared.drawerName.subscribe((name) => {
@@ -176,6 +179,17 @@ class App {
     if (id !== this.opened || id === null) this.#show(id);
   }
 
+  /**
+   * Show the login instead of the session while the server refuses this browser.
+   * @param {string} state of the connection. While the page tries again, nothing changes.
+   */
+  #gate(state) {
+    const isOut = state === "refused" || (this.isOut && state !== "live");
+    if (isOut === this.isOut) return;
+    this.isOut = isOut;
+    if (this.opened !== undefined) this.#show(this.opened);
+  }
+
   /** A URL with a session's name is replaced by the URL with its id: events carry only the id. */
   #resolve() {
     const list = sessions.list.value;
@@ -188,15 +202,16 @@ class App {
   #show(id) {
     this.#close();
     this.opened = id;
-    const context = id === null ? this.#nowhere() : this.#contextOf(id);
+    const shown = this.isOut ? null : id;
+    const context = shown === null ? this.#nowhere() : this.#contextOf(shown);
     this.context = context;
     replace(this.main);
     this.closings.push(mountHeader(this.main, context));
-    if (location.hash === USAGE) this.closings.push(mountUsage(this.main));
-    else if (id === null) this.closings.push(mountWelcome(this.main, context));
+    if (location.hash === USAGE && !this.isOut) this.closings.push(mountUsage(this.main));
+    else if (shown === null) this.closings.push(mountWelcome(this.main, context));
     else this.#mount(context);
     this.closings.push(this.panel?.use(context) ?? (() => {}), mountKeys(document, context));
-    this.root.dataset.open = id === null ? "none" : "session";
+    this.root.dataset.open = shown === null ? "none" : "session";
     this.#title();
   }
 
@@ -276,7 +291,7 @@ class App {
   #listed() {
     this.root.dataset.some = String(sessions.list.value.length > 0);
     this.#resolve();
-    if (!this.context || this.opened === null || this.opened === undefined) return;
+    if (!this.context?.id) return;
     const found = sessions.list.value.find((one) => one.id === this.opened) ?? null;
     if (found) this.context.session.value = found;
   }
