@@ -70,7 +70,8 @@ def test_file_that_cannot_be_trusted_admits_no_token(path: Path) -> None:
     path.chmod(0o600)
     server = NamedTokens(path)
     assert server.caller_of(token) is not None
-    for data in (b"", b"{}", good[:-20], good.replace(b'"version": 1', b'"version": 2'), b"\xff"):
+    odd = (good.replace(b'"hash": "', b'"hash": "' + "é".encode()), good.replace(b'"role": "admin"', b'"role": "king"'))
+    for data in (b"", b"{}", good[:-20], good.replace(b'"version": 1', b'"version": 2'), b"\xff", *odd):
         path.write_bytes(data)
         assert server.caller_of(token) is None, data
         with pytest.raises(UsageError):

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -46,7 +47,7 @@ class NamedToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     name: str
     role: Role
-    hash: str
+    hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     created: float
     expires: float | None = None
     sessions: tuple[str, ...] = ()
