@@ -71,6 +71,10 @@ async def in_a_large_frame(host: Host, agents: Agents) -> list[Turn]:
     beginning = f"@@half {'x' * 20_000}\n@@touch {at}/reached\n@@wait {at}/go\n@@raw the rest"
     turns = [await session.ask(f"{beginning}\n@@wait {at}/end\n@@say three"), await session.ask("@@say after")]
     await exists(at / "reached")
+    driver = session._driver  # pyright: ignore[reportPrivateUsage]
+    assert driver.process.driven is not None
+    # The agent has written the beginning, and this host may not have read it yet.
+    driver.process.driven.agent.look_now()
     return turns
 
 
