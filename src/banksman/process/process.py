@@ -311,8 +311,9 @@ class ChildProcess(KeptProcess):
                 if self._survival_wanted is not None:
                     self.place = self.survive(self._survival_wanted)
                 self._on_fact(Started(pid, at))
-                for stream in self._first_reads:
-                    super().resume_reading(stream)
+                for stream in Stream:
+                    if stream in self._first_reads:
+                        super().resume_reading(stream)
             case (messages.FAILED, "stopped", _):
                 self.close()
                 self._on_fact(NeverStarted(time.monotonic()))
