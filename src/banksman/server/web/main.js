@@ -18,7 +18,10 @@ addEventListener("hashchange", async (event) => {
   if (await login(event.oldURL)) feed.nudge();
 });
 
-onTokenElsewhere(() => feed.nudge());
+onTokenElsewhere(
+  () => feed.nudge(),
+  () => location.reload(),
+);
 
 // Login starts before the views, so that the views never see a URL with a code in it.
 const letIn = login();

@@ -130,6 +130,21 @@ def test_next_person_at_a_browser_logs_in_and_sees_nothing_of_the_one_before(
     assert "ida" not in tab.page.evaluate("JSON.stringify({ ...sessionStorage })")
 
 
+def test_person_logs_out_in_all_tabs_of_the_browser(chromium: Chromium, served: Served) -> None:
+    session = tokens.opened_by(served, "eve", "of-eve")
+    tab = login(chromium, served, "eve", Role.ASKER, session)
+    other = Tab(tab.page.context, served.url)
+    other.page.goto(f"{served.url}/#/s/{session}")
+    expect(other.page.get_by_text("Logged in as eve, asker")).to_be_visible()
+    chromium.expect(r"the server responded with a status of 401")
+    other.page.get_by_role("button", name="Log out").click()
+    for each in (other, tab):
+        expect(each.page.get_by_label("The server's token")).to_be_visible()
+        expect(each.page.get_by_text("Logged in as")).to_have_count(0)
+        expect(each.page.get_by_text("of-eve")).to_have_count(0)
+        assert "banksman-token" not in each.page.evaluate("Object.keys(localStorage).join()")
+
+
 def test_person_without_a_login_opens_the_address_of_a_session(chromium: Chromium, served: Served) -> None:
     session = tokens.opened_by(served, "kai", "of-kai")
     token = tokens.create(served, "kai", Role.ASKER)

@@ -9,7 +9,7 @@
 // key. So it takes effect once. A request without a key is sent once: its result is unknown, and
 // the user decides.
 // @ts-check
-import { fetchWithToken, keepToken } from "./page_token.js";
+import { fetchWithToken, forgetToken, keepToken } from "./page_token.js";
 
 /**
  * Milliseconds before each retry of a request with a key. The sum is longer than a server restart.
@@ -188,6 +188,17 @@ export const remove = api.remove.bind(api);
 /** @param {string} token the server's token, as the user typed it */
 export function loginByToken(token) {
   return api.login({ token });
+}
+
+/** Forget the token of this browser. The server revokes a token that it has made for the page. */
+export async function logout() {
+  try {
+    await post("v1/logout");
+  } catch {
+    // The browser forgets the token all the same.
+  }
+  forgetToken();
+  location.reload();
 }
 
 /**

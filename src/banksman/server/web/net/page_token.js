@@ -39,13 +39,31 @@ export function keepToken(token) {
   }
 }
 
+export function forgetToken() {
+  ours = null;
+  try {
+    storage()?.removeItem(KEY);
+  } catch {
+    // Only this tab had the token.
+  }
+}
+
+/** Without a token, a proxy in front of the server may name the user. */
+export function hasToken() {
+  return read() !== null;
+}
+
 /**
- * Call `listener` when another tab has logged in.
- * @param {() => void} listener
+ * Call a listener when another tab has logged in, or logged out.
+ * @param {() => void} onLogin
+ * @param {() => void} onLogout
  */
-export function onTokenElsewhere(listener) {
+export function onTokenElsewhere(onLogin, onLogout) {
   addEventListener("storage", (event) => {
-    if (event.key === KEY && event.newValue) listener();
+    if (event.key !== KEY) return;
+    ours = event.newValue;
+    if (event.newValue) onLogin();
+    else onLogout();
   });
 }
 

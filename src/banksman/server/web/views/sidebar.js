@@ -9,6 +9,8 @@ import { el, keyed, listen, replace } from "../dom.js";
 import { budgetText, limitText } from "../model/provider.js";
 import { effect, signal } from "../model/signal.js";
 import { callerText } from "../model/caller.js";
+import { logout } from "../net/api.js";
+import { hasToken } from "../net/page_token.js";
 import { mountHosts } from "./hosts.js";
 import { icon, mark } from "./items/icons.js";
 import { age, money, STATES } from "./items/words.js";
@@ -51,7 +53,9 @@ export function mountSidebar(root, shared) {
     },
     icon("plus"),
   );
-  const me = el("p", { class: "me", hidden: true });
+  const name = el("span");
+  const leaving = el("button", { class: "button", type: "button", on: { click: () => void logout() } }, "Log out");
+  const me = el("p", { class: "me", hidden: true }, name, leaving);
   const chips = el("div", { class: "chips", role: "group", "aria-label": "Show only" });
   const list = el("div", { class: "sessions" });
   const nav = el(
@@ -105,8 +109,9 @@ export function mountSidebar(root, shared) {
       draw(),
     ),
     effect([shared.caller.me], (now) => {
-      me.textContent = now === null ? "" : `Logged in as ${callerText(now)}`;
+      name.textContent = now === null ? "" : `Logged in as ${callerText(now)}`;
       me.hidden = now === null;
+      leaving.hidden = !hasToken();
       usage.hidden = !shared.caller.may("operate");
       opening.hidden = !shared.caller.may("open");
     }),
