@@ -58,7 +58,7 @@ def program(served: Served) -> Sequence[str]:
 
 def test_openapi_python_client_works_against_the_server(served: Served, tmp_path: Path) -> None:
     # Without hooks: the generator would format its output.
-    config = {"post_hooks": [], "content_type_overrides": MEDIA_TYPES}
+    config: dict[str, object] = {"post_hooks": [], "content_type_overrides": MEDIA_TYPES}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     said = run(
         tmp_path,
