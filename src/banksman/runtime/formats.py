@@ -56,8 +56,10 @@ def _in_records() -> list[type]:
     from banksman.core.dialects.acp.conversation import AcpProtocolState  # noqa: PLC0415
     from banksman.core.dialects.codex.conversation import CodexProtocolState  # noqa: PLC0415
     from banksman.core.dialects.dialect import StatelessProtocol  # noqa: PLC0415
+    from banksman.core.session.ask_queue import Priority  # noqa: PLC0415
     from banksman.core.session.state import Session  # noqa: PLC0415
     from banksman.sessions import crash_record, held_session  # noqa: PLC0415
 
-    states = [Session, StatelessProtocol, CodexProtocolState, AcpProtocolState]
+    # The type of a priority is int, because any int is valid. But a named one has its name.
+    states = [Session, Priority, StatelessProtocol, CodexProtocolState, AcpProtocolState]
     return [*states, held_session.HeldSession, crash_record.Header, crash_record.Row]
