@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
+from msgspec.structs import replace
 from tests.core.session.test_hand_over import running
 
 from banksman.core.dialects.acp import ORDINARY, Acp
@@ -12,8 +13,12 @@ from banksman.core.dialects.claude import CLAUDE
 from banksman.core.dialects.codex import CODEX
 from banksman.core.dialects.dialect import Dialect, ProtocolState, Setup
 from banksman.core.session import live_state
+from banksman.core.session.ask_queue import Hold
+from banksman.core.session.effects import Accept, Finish, GiveReceipt, LeaveInLog, Resolve, SettingTaken, TellAnswer
+from banksman.core.session.outcome import By, Kind, Outcome, Receipt
 from banksman.core.session.session_config import Config
-from banksman.core.session.state import ProcessState, Session
+from banksman.core.session.state import AgentTurnEnded, Deferred, MaySteer, MayWrite, ProcessState, Session
+from banksman.core.session.usage import NO_USAGE, Counted
 from banksman.runtime import formats
 
 OURS = formats.names()
@@ -31,6 +36,8 @@ OURS = formats.names()
         ("Unheard", [], "'Unheard' is unknown in this version"),
         ("records", ["banksman-held-99"], "records in the format 'banksman-held-99' are unknown in this version"),
         ("Session", [*OURS["Session"], "config"], "Session.config is unknown in this version"),
+        # Older versions offer effects that no record has.
+        ("Accept", ["turn"], ""),
         ("HeldSession", [*OURS["HeldSession"], "unheard"], "HeldSession.unheard is unknown in this version"),
     ],
 )
@@ -69,3 +76,30 @@ def test_names_have_everything_that_is_encoded(dialect: Dialect) -> None:
     found |= said(live_state.encode(running().state)["fields"])
     assert {name for name, _ in found} > {"Turn", "Ask", "Priority", "ProcessState", "ProcessPhase"}
     assert found <= known
+
+
+def test_names_have_everything_that_outlives_a_killed_host_and_nothing_else_that_waits() -> None:
+    known = {(name, member) for name, members in OURS.items() for member in members}
+    effects = (
+        Accept("a"),
+        Resolve("a", Outcome(kind=Kind.DONE)),
+        LeaveInLog("a"),
+        GiveReceipt("i", Receipt(stopped=True, by=By.BOUNDARY)),
+        MayWrite("a 1"),
+        AgentTurnEnded("a", 1),
+        Finish(),
+        MaySteer("a 1", "b"),
+        SettingTaken("c"),
+        TellAnswer("q", "yes", "human"),
+        Counted(None, None, NO_USAGE),
+    )
+    kinds = {type(effect) for effect in effects}
+    assert kinds == set(get_args(Deferred))
+    hold = Hold("h", 0, 0.0)
+    state = replace(running().state, hold=hold, deferred=tuple(enumerate(effects)))
+    state = replace(state, queue=(hold, *state.queue))
+    found = said(live_state.encode(live_state.surviving(state))["fields"])
+    assert found <= known
+    recorded = {name for name, _ in found}
+    waiting = {kind.__name__ for kind in kinds} | {"Hold"}
+    assert waiting & recorded == waiting & OURS.keys() == {"MayWrite", "MaySteer"}

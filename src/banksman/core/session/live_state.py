@@ -45,6 +45,15 @@ _STRUCT, _ENUM = "struct", "enum"
 # The errors have one enum, which an ended turn of a provider's failure carries.
 _OURS = ("banksman.core.", "banksman.errors")
 NAMES = tuple(name for name in Session.__struct_fields__ if name != "config")
+# Effects that outlive a host that is killed: see `surviving`.
+_Surviving = MayWrite | MaySteer
+# Fields that are narrower in a record than in a session. A session that is handed over has ended
+# its holds, and no effect waits for its log (`hand_over.py`). For a killed host see `surviving`.
+NARROWED: Mapping[str, Any] = {
+    "hold": None,
+    "queue": tuple[Turn, ...],
+    "deferred": tuple[tuple[int, _Surviving], ...],
+}
 
 
 def frozen(state: Session) -> Session:
@@ -85,9 +94,7 @@ def surviving(state: Session) -> Session:
         hold=None,
         queue=tuple(turn for turn in state.queue if isinstance(turn, Turn)),
         deferred=tuple(
-            (seq, effect)
-            for seq, effect in state.deferred
-            if isinstance(effect, MayWrite | MaySteer)
+            (seq, effect) for seq, effect in state.deferred if isinstance(effect, _Surviving)
         ),
     )
 

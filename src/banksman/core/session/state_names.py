@@ -27,13 +27,15 @@ _PACKAGE = "banksman."
 
 
 def names(roots: Collection[type]) -> dict[str, list[str]]:
-    """Return the names in a state of these classes, and of all classes that they can contain."""
-    return {name: sorted(_members(kind)) for name, kind in sorted(_reachable(roots).items())}
+    """Return the names in a record of these classes, and of all classes that they can contain."""
+    found = _reachable(roots, live_state.NARROWED)
+    return {name: sorted(_members(kind)) for name, kind in sorted(found.items())}
 
 
 def misfit(theirs: Names, roots: Collection[type]) -> str:
     """Say why this version cannot decode a state with these names; empty if it can."""
-    ours = _reachable(roots)
+    # Not narrowed: another version may have more in its records, or offer more than they have.
+    ours = _reachable(roots, {})
     for name, members in theirs.items():
         kind = ours.get(name)
         if kind is None:
@@ -57,7 +59,11 @@ def _members(kind: type) -> dict[str, bool]:
     return {name: found[name] for name in live_state.NAMES} if kind is Session else found
 
 
-def _reachable(roots: Collection[type]) -> dict[str, type]:
+def _reachable(roots: Collection[type], narrowed: Mapping[str, Any]) -> dict[str, type]:
+    """Return these classes and all that they can contain. `narrowed`: hints of a session's fields.
+
+    The dialect is no part of them: its form has no names. Its protocol state has names.
+    """
     found: dict[str, type] = {}
     waiting: list[Any] = list(roots)
     while waiting:
@@ -67,11 +73,13 @@ def _reachable(roots: Collection[type]) -> dict[str, type]:
             continue
         if issubclass(hint, Struct | enum.Enum) and hint.__name__ not in found:
             found[hint.__name__] = hint
-            waiting += [*_hints(hint), *hint.__subclasses__()]
+            waiting += [*_hints(hint, narrowed), *hint.__subclasses__()]
     return found
 
 
-def _hints(kind: type) -> Iterator[Any]:
+def _hints(kind: type, narrowed: Mapping[str, Any]) -> Iterator[Any]:
     if issubclass(kind, Struct):
         hints, members = typing.get_type_hints(kind), _members(kind)
+        if kind is Session:
+            hints |= narrowed
         yield from (hint for name, hint in hints.items() if name in members)
