@@ -105,7 +105,17 @@ def test_words_behind_ssh_are_quoted(wrap: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrap", [["ssh", "near", "ssh", "far"], ["nice", "ssh", "far"], ["docker", "exec", "-i", "ssh"]]
+    "wrap",
+    [
+        ["ssh", "near", "ssh", "far"],
+        ["nice", "ssh", "far"],
+        ["docker", "exec", "-i", "ssh"],
+        ["ssh", "far", "eval"],
+        ["ssh", "far", "sh -c 'eval \"$@\"' sh"],
+        ["sh", "-c", 'ssh far "$@"', "sh"],
+        ["sh", "-c", 'exec ssh far "$@"', "sh"],
+        ["sh", "-c", 'eval "$@"', "sh"],
+    ],
 )
 def test_words_behind_a_deeper_ssh_are_refused_if_they_need_quotes(wrap: list[str]) -> None:
     assert filled(wrap, "agent", "--plain") == [*wrap, "agent", "--plain"]
@@ -136,7 +146,19 @@ def test_command_that_a_shell_would_parse_wrongly_is_refused(text: str) -> None:
         assert "out of quotes" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("before", [["ssh", "near", "ssh", "far"], ["ssh", "near", "ssh far sh -c"]])
+@pytest.mark.parametrize(
+    "before",
+    [
+        ["ssh", "near", "ssh", "far"],
+        ["ssh", "near", "ssh far sh -c"],
+        ["ssh", "far", "eval"],
+        ["sh", "-c", 'ssh near ssh far "$@"', "sh"],
+        ["sh", "-c", 'eval ssh far "$@"', "sh"],
+        # Behind the host, and behind another program, -e has a meaning of its own.
+        ["ssh", "near", "sh", "-e", "ssh far"],
+        ["sshpass", "-e", "ssh", "near", "ssh", "far"],
+    ],
+)
 def test_values_that_two_shells_would_parse_are_refused(before: list[str]) -> None:
     assert filled([*before, "cd {cwd} && {command}"], "agent")[-1] == "cd /srv/work && agent"
     for word in ODD:

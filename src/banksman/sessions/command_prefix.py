@@ -71,9 +71,10 @@ _PLACEHOLDER = re.compile(r"\{(cwd|session|command)\}")
 _TEXT = re.compile(r"[\s;&|<>()$`'\"\\#*?!]")
 _TEXT_OPTION = re.compile(r"-\w*[ce]|--(command|eval|execute)")
 _TEXT_OPTION_INSIDE = re.compile(r"--(command|eval|execute)=")
-# Programs that join their words to the text of a shell. In a text, `eval` does the same.
+# Programs that join their words to the text of a shell. So does the `eval` of a shell.
 _JOINERS = frozenset(("ssh", "autossh", "dbclient", "rsh"))
-_JOINER_INSIDE = re.compile(rf"(?:^|[\s;&|(/])(?:{'|'.join((*sorted(_JOINERS), 'eval'))})\s")
+_EVAL = "eval"
+_JOINER_INSIDE = re.compile(rf"(?:^|[\s;&|(/'\"`])({'|'.join((*sorted(_JOINERS), _EVAL))})(?=\s)")
 _QUOTES = re.compile(r"['\"`\\]")
 
 
@@ -120,7 +121,7 @@ def filled(
 
     def fill(index: int, word: str) -> str:
         is_shells = "{command}" in word
-        joiners = sum(_has_joiner(each) for each in words[:index])
+        joiners = len(_joiners(words[:index]))
         for found in _PLACEHOLDER.finditer(word):
             is_twice = joiners > 1 or _is_parsed_twice(word[: found.start()])
             is_unsafe = is_twice or _QUOTES.search(word) is not None
@@ -139,31 +140,37 @@ def filled(
 
 def _following(words: Sequence[str], argv: Sequence[str]) -> list[str]:
     """Return the words of the command that follow a prefix."""
-    joiners = [index for index, word in enumerate(words) if _is_joiner(word)]
+    joiners = _joiners(words)
     quoted = [shlex.quote(word) for word in argv]
     if not joiners or quoted == list(argv):
         return list(argv)
-    if joiners == [0]:
+    if len(joiners) == 1 and _is_joiner(words[0]):
         return quoted
-    # The word may be the name of a host, or the second ssh in a row: then one quoting is wrong.
-    program = os.path.basename(words[joiners[-1]])
+    # The word may be the name of a host, the second ssh in a row, or a script that quotes its words
+    # itself: then one quoting is wrong.
     hint = "end the prefix with a word that has {command}, such as 'exec {command}'"
-    message = f"wrap runs {program}, which does not keep the words of the agent's command apart"
+    message = f"wrap runs {joiners[-1]}, which does not keep the words of the agent's command apart"
     raise UsageError(message, hint=hint)
+
+
+def _joiners(words: Sequence[str]) -> list[str]:
+    """Return the programs in these words, and in the texts among them, that join their words."""
+    found: list[str] = []
+    for word in words:
+        if _is_joiner(word):
+            found.append(os.path.basename(word))
+        else:
+            found += [word] if word == _EVAL else _JOINER_INSIDE.findall(word)
+    return found
 
 
 def _is_joiner(word: str) -> bool:
     return os.path.basename(word) in _JOINERS
 
 
-def _has_joiner(word: str) -> bool:
-    """Whether a word is such a program, or a text that runs one."""
-    return _is_joiner(word) or _JOINER_INSIDE.search(word) is not None
-
-
 def _is_program_text(words: Sequence[str], index: int) -> bool:
     """Whether a word may be the text of a program, or a part of it."""
-    if any(_has_joiner(word) for word in words[:index]):
+    if _joiners(words[:index]):
         return True
     rest = _PLACEHOLDER.sub("", words[index])
     is_after_option = index > 0 and _TEXT_OPTION.fullmatch(words[index - 1]) is not None
