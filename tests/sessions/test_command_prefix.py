@@ -169,6 +169,24 @@ def test_values_that_two_shells_would_parse_are_refused(before: list[str]) -> No
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        ["-o", "ProxyCommand ssh -W %h:%p jump"],
+        ["-Tp", "22", "-qo", "ProxyCommand ssh -W %h:%p jump"],
+        ["-oProxyCommand ssh -W %h:%p jump"],
+        ["-e", "ssh"],
+    ],
+)
+def test_option_of_ssh_is_no_second_ssh(options: list[str]) -> None:
+    before = ["ssh", *options, "far"]
+    command = shlex.join(["agent", *ODD])
+    assert filled([*before, "cd {cwd} && {command}"], "agent", *ODD)[-1] == f"cd /srv/work && {command}"
+    assert filled(before, "agent", *ODD) == [*before, *map(shlex.quote, ["agent", *ODD])]
+    with pytest.raises(UsageError, match=r"wrap has \{command\} in the text of a program"):
+        filled([*before, "ssh", *options, "behind", "{command}"], "agent", *ODD)
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["sh", "-c", "ssh far mkdir -p {cwd}; exec {command}"],

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -75,6 +75,10 @@ _TEXT_OPTION_INSIDE = re.compile(r"--(command|eval|execute)=")
 _JOINERS = frozenset(("ssh", "autossh", "dbclient", "rsh"))
 _EVAL = "eval"
 _JOINER_INSIDE = re.compile(rf"(?:^|[\s;&|(/'\"`])({'|'.join((*sorted(_JOINERS), _EVAL))})(?=\s)")
+# A word with options of ssh. Behind one of the letters is its value: the rest, or the next word.
+_SSH_OPTIONS = re.compile(r"-[^BDEFIJLMOPQRSWbceilmopw]*(?:([BDEFIJLMOPQRSWbceilmopw])(.*))?", re.S)
+# Their values may have the name of ssh (`-o "ProxyCommand ssh …"`), and no agent runs in them.
+_OWN_VALUES = ("o", "e")
 _QUOTES = re.compile(r"['\"`\\]")
 
 
@@ -156,12 +160,28 @@ def _following(words: Sequence[str], argv: Sequence[str]) -> list[str]:
 def _joiners(words: Sequence[str]) -> list[str]:
     """Return the programs in these words, and in the texts among them, that join their words."""
     found: list[str] = []
-    for word in words:
+    skipped: set[int] = set()
+    for index, word in enumerate(words):
+        if index in skipped:
+            continue
         if _is_joiner(word):
             found.append(os.path.basename(word))
+            skipped.update(_own_values(words, index + 1))
         else:
             found += [word] if word == _EVAL else _JOINER_INSIDE.findall(word)
     return found
+
+
+def _own_values(words: Sequence[str], first: int) -> Iterator[int]:
+    """Find the words with values of `_OWN_VALUES` among the options of ssh before its host."""
+    index = first
+    while index < len(words) and (option := _SSH_OPTIONS.fullmatch(words[index])) is not None:
+        letter, value = option.groups()
+        if letter and not value:
+            index += 1
+        if letter in _OWN_VALUES:
+            yield index
+        index += 1
 
 
 def _is_joiner(word: str) -> bool:
