@@ -149,7 +149,7 @@ async def test_steer_is_refused_when_agent_lacks_capability(tmp_path: Path, monk
     known = known_agents.load("codex")
     less = dataclasses.replace(known, capabilities=known.capabilities - {"steer"})
 
-    def load(name: str) -> known_agents.Profile:
+    def load(name: str, **_: bool) -> known_agents.Profile:
         return less
 
     monkeypatch.setattr(known_agents, "load", load)

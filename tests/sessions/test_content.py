@@ -22,7 +22,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     known = known_agents.load("claude")
     less = dataclasses.replace(known, capabilities=known.capabilities - set(names))
 
-    def load(name: str) -> known_agents.Profile:
+    def load(name: str, **_: bool) -> known_agents.Profile:
         return less
 
     monkeypatch.setattr(known_agents, "load", load)

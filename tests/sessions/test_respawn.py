@@ -252,7 +252,7 @@ async def test_open_with_conflicting_identity_is_usage_error(tmp_path: Path, mon
             await them.open("a", name="x", resume=case.session.status().conversation, fork=True)
         claude = known_agents.load("claude")
 
-        def load(name: str) -> known_agents.Profile:
+        def load(name: str, **_: bool) -> known_agents.Profile:
             return replace(claude, name=name)
 
         monkeypatch.setattr(known_agents, "load", load)

@@ -19,6 +19,8 @@ such an agent (`Containment.confines`).
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +33,8 @@ from banksman.errors import UsageError
 from banksman.process import attributes, cgroups, launch
 from banksman.process.cgroups import CgroupUsage
 from banksman.sessions import command_prefix
+
+log = logging.getLogger("banksman")
 
 # Ids need no quotes in a shell, so a check before the session has an id can take this one.
 ANY_SESSION = "s"
@@ -114,16 +118,22 @@ class Containment(Struct, frozen=True, kw_only=True):
             if name not in self.functions:
                 self.hook_words(name, cwd=cwd, session=ANY_SESSION)
 
-    def check_limits(self) -> None:
-        """Raise `UsageError` if the prefix moves the agent out of the group that has its limits."""
-        wanted = cgroups.limits_of_group(self.limits)
+    def check_limits(self, *, is_recorded: bool = False) -> None:
+        """Raise `UsageError` if the prefix moves the agent out of the group that has its limits.
+
+        `is_recorded`: for a session that was opened so. Earlier versions accepted it, and the
+        session must stay resumable. So it is only logged.
+        """
+        wanted = ", ".join(cgroups.limits_of_group(self.limits))
         words = command_prefix.prefix(self.wrap or ())
-        if wanted and any(os.path.basename(word) == _MOVER for word in words):
-            message = (
-                f"cannot set the limits {', '.join(wanted)}: {_MOVER} moves the agent to a control "
-                "group of systemd"
-            )
-            raise UsageError(message, hint=f"pass them to {_MOVER}, such as -p MemoryMax=2G")
+        if not wanted or not any(os.path.basename(word) == _MOVER for word in words):
+            return
+        why = f"{_MOVER} moves the agent to a control group of systemd"
+        if is_recorded:
+            log.warning("a recorded session's limits have no effect (%s): %s", wanted, why)
+            return
+        hint = f"pass them to {_MOVER}, such as -p MemoryMax=2G"
+        raise UsageError(f"cannot set the limits {wanted}: {why}", hint=hint)
 
     @property
     def _has_our_rights(self) -> bool:
@@ -214,6 +224,28 @@ def parse_limits(pairs: Iterable[str], where: str) -> dict[str, float] | None:
 def may_be_name(word: str) -> bool:
     """Whether a variable can have this name."""
     return _NO_NAME.search(word) is None
+
+
+def names(
+    words: Sequence[str], wrong: Callable[[str], UsageError], *, is_recorded: bool
+) -> tuple[str, ...]:
+    """Return names of variables, or raise the error for the first that is none.
+
+    `is_recorded`: for a session that was opened before. Earlier versions accepted such names, which
+    had no effect, and the session must stay resumable. So they are logged and left out.
+    """
+    for name in words:
+        if not may_be_name(name):
+            if not is_recorded:
+                raise wrong(name)
+            _warn(str(wrong(name)))
+    return tuple(filter(may_be_name, words))
+
+
+@functools.lru_cache(64)
+def _warn(error: str) -> None:
+    """Log an error once. A profile is read again for each session."""
+    log.warning("a name in a profile is ignored for recorded sessions: %s", error)
 
 
 def _scrub(scrub: Any) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ import shutil
 import stat
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -91,7 +92,7 @@ def load_or_plain(agent: str) -> Profile:
     The substitute keeps the sessions of such an agent readable.
     """
     try:
-        return load(agent)
+        return load(agent, is_recorded=True)
     except UsageError:
         return (
             _ours(agent)
@@ -100,13 +101,16 @@ def load_or_plain(agent: str) -> Profile:
         )
 
 
-def load(name: str) -> Profile:
-    """Return the profile of a known agent: the user's file, or else the package's."""
+def load(name: str, *, is_recorded: bool = False) -> Profile:
+    """Return the profile of a known agent: the user's file, or else the package's.
+
+    `is_recorded`: for a session that was opened before, see `profile.parse`.
+    """
     # The lookup uses the list of known names and never opens a path built from `name`. So a name
     # cannot be used as a path.
     own = user_files().get(name)
     if own is not None:
-        return load_file(own)
+        return load_file(own, is_recorded=is_recorded)
     if name not in _texts():
         near = difflib.get_close_matches(name, names(), n=1)
         hint = f"{f'do you mean {near[0]}? ' if near else ''}known agents: {', '.join(names())}"
@@ -114,7 +118,7 @@ def load(name: str) -> Profile:
     return _ours(name)
 
 
-def load_file(path: str | os.PathLike[str]) -> Profile:
+def load_file(path: str | os.PathLike[str], *, is_recorded: bool = False) -> Profile:
     """Load a profile from a file. The file's name without `.toml` is the agent's name."""
     file = Path(path)
     name = file.name.removesuffix(".toml")
@@ -129,18 +133,21 @@ def load_file(path: str | os.PathLike[str]) -> Profile:
     except UnicodeDecodeError as exc:
         message = f"cannot read the profile {file}: not UTF-8: {exc.reason}"
         raise UsageError(message, hint="save it as UTF-8") from exc
-    return parse_text(text, name=name, said_as=str(file), source=str(file))
+    said_as = str(file)
+    return parse_text(text, name=name, said_as=said_as, source=said_as, is_recorded=is_recorded)
 
 
-def parse_text(text: str, *, name: str, said_as: str, source: str | None = None) -> Profile:
+def parse_text(
+    text: str, *, name: str, said_as: str, source: str | None = None, is_recorded: bool = False
+) -> Profile:
     """Parse the text of a profile.
 
     `said_as`: the name of the profile in error messages. `source`: the file of the profile; None
     for a profile of the package.
     """
     try:
-        data = _tables(text, said_as)
-        return parse(_extended(data, name, said_as), name=name, said_as=said_as, source=source)
+        data = _extended(_tables(text, said_as), name, said_as)
+        return parse(data, name=name, said_as=said_as, source=source, is_recorded=is_recorded)
     except BanksmanError as exc:
         exc.ids.setdefault("agent", name)
         raise
@@ -282,6 +289,16 @@ def find_agents(only: str | None = None) -> list[InstalledAgent]:
                 overrides=name in files and name in shipped,
             )
         )
+    return found
+
+
+def startable() -> list[str]:
+    """Return the names of the agents whose recorded sessions this machine can resume."""
+    found: list[str] = []
+    for name in names():
+        with suppress(UsageError):
+            if _path(load(name, is_recorded=True)) is not None:
+                found.append(name)
     return found
 
 

@@ -328,11 +328,17 @@ class Profile:
 
 
 def parse(
-    data: Mapping[str, Any], *, name: str, said_as: str, source: str | None = None
+    data: Mapping[str, Any],
+    *,
+    name: str,
+    said_as: str,
+    source: str | None = None,
+    is_recorded: bool = False,
 ) -> Profile:
     """Parse the content of a profile.
 
-    `said_as`: the name of the profile in error messages.
+    `said_as`: the name of the profile in error messages. `is_recorded`: for a session that was
+    opened before. What earlier versions accepted, without an effect, does not stop it.
     """
     top = ProfileTable(said_as, "", data, _TOP)
     ladder, clocks = top.table("ladder", _LADDER), top.table("clocks", _CLOCKS)
@@ -365,11 +371,11 @@ def parse(
             eof=ladder.seconds("eof_grace", 0.0) if "eof_grace" in ladder.data else None,
         ),
         clocks=MappingProxyType(_clock_seconds(clocks)),
-        scrub=_names(env, "scrub", SCRUB),
-        keep=_names(env, "keep"),
+        scrub=_names(env, "scrub", SCRUB, is_recorded=is_recorded),
+        keep=_names(env, "keep", is_recorded=is_recorded),
         variables=MappingProxyType(_variables(env)),
         account=env.words("account"),
-        containment=_containment(top),
+        containment=_containment(top, is_recorded=is_recorded),
         quirks=read,
         note=quirks.text("note"),
     )
@@ -399,7 +405,7 @@ def _transcripts(top: ProfileTable) -> tuple[str, ...]:
     return patterns
 
 
-def _containment(top: ProfileTable) -> Containment:
+def _containment(top: ProfileTable, *, is_recorded: bool) -> Containment:
     table = top.table("containment", _CONTAINMENT)
     if {"wrap", "sandbox"} <= table.data.keys():
         raise table.cannot_be("wrap", "leave out wrap or sandbox")
@@ -410,18 +416,20 @@ def _containment(top: ProfileTable) -> Containment:
         parts[name] = table.words(name)
     try:
         found = containment.checked(**parts)
-        found.check_limits()
+        if not is_recorded:  # The session checks its own, which may be another.
+            found.check_limits()
     except UsageError as exc:
         raise table.wrong(f"containment: {exc.args[0]}", exc.hint) from exc
     return found
 
 
-def _names(env: ProfileTable, key: str, usual: tuple[str, ...] = ()) -> tuple[str, ...]:
-    names = env.words(key, usual)
-    for name in names:
-        if not containment.may_be_name(name):
-            raise env.cannot_hold(key, name, containment.NAMES_HINT)
-    return names
+def _names(
+    env: ProfileTable, key: str, usual: tuple[str, ...] = (), *, is_recorded: bool
+) -> tuple[str, ...]:
+    def wrong(name: str) -> UsageError:
+        return env.cannot_hold(key, name, containment.NAMES_HINT)
+
+    return containment.names(env.words(key, usual), wrong, is_recorded=is_recorded)
 
 
 def _variables(env: ProfileTable) -> dict[str, str]:

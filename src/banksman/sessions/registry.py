@@ -349,7 +349,7 @@ class SessionRegistry:
                 raise NotOwner(
                     message, hint=f"use host.session({session.id!r})", session=session.id
                 )
-            profile = known_agents.load(session.agent)
+            profile = known_agents.load(session.agent, is_recorded=True)
             past = await recovery.load(self.store, session.id, Config(dialect=profile.dialect))
             if self.permit is not None and past.opened is not None:
                 self.permit(past.opened)

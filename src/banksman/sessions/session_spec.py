@@ -92,6 +92,7 @@ class SessionSpec:
         user_helper: Sequence[str] = (),
         caller: str | None = None,
         only_own: bool = False,
+        is_recorded: bool = False,
     ) -> None:
         """Check the arguments of an open.
 
@@ -100,6 +101,8 @@ class SessionSpec:
         agents. Its program may be missing. `contained`: the profile decides the parts that it does
         not state. `user_helper`: of the host, see `process/attributes.py`. `caller`: the name under
         which the session is opened; no part of the record. `only_own`: see `Host.open`.
+        `is_recorded`: wrap and limits are those of the log. What is refused for a new session
+        alone is logged.
         """
         # The arguments, from which the same spec can be built again.
         self.given: dict[str, Any] = {
@@ -108,7 +111,7 @@ class SessionSpec:
         check_caller(caller)
         self.caller = caller
         self.only_own = only_own
-        profile = known_agents.load(checked_agent(agent))
+        profile = known_agents.load(checked_agent(agent), is_recorded=is_recorded)
         self.containment = contained.over(profile.containment)
         self.profile = profile.without_services() if self.containment.confines else profile
         self._user_helper = tuple(user_helper)
@@ -131,7 +134,8 @@ class SessionSpec:
             if isinstance(text, str):
                 check_text(wish, text)
         self.containment.check_folder(self.cwd)
-        self.containment.check_limits()
+        if not (is_fallback and is_recorded):  # Logged once for a session.
+            self.containment.check_limits(is_recorded=is_recorded)
         self._args = checked_words("args", args)
         # Copies, so that later changes by the caller do not affect the next process.
         self._env = None if env is None else dict(env)
@@ -202,6 +206,7 @@ class SessionSpec:
                 is_fallback=True,
                 contained=self.containment,
                 user_helper=user_helper,
+                is_recorded=is_recorded,
             )
             for name in self._fallback
         )

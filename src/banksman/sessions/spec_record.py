@@ -133,6 +133,7 @@ def rebuild(
         contained=containment.from_record(record),
         user_helper=user_helper,
         survive=record.get("survive"),
+        is_recorded=True,
     )
 
 
@@ -142,14 +143,16 @@ def with_containment(spec: SessionSpec, record: Mapping[str, Any] | None) -> Ses
     A session that is opened again by its name stays contained.
     """
     given: Containment = spec.given["contained"]
-    wanted = given.over(containment.from_record(record))
+    recorded = containment.from_record(record)
+    wanted = given.over(recorded)
     if REDACTED in repr(wanted):
         hint = "pass wrap=: the log does not keep the secret in it"
         raise UsageError("cannot open the session from its log alone", hint=hint)
     if wanted == given:
         return spec
     spec.close()
-    again: dict[str, Any] = {**spec.given, "contained": wanted}
+    is_recorded = (wanted.wrap, wanted.limits) == (recorded.wrap, recorded.limits)
+    again: dict[str, Any] = {**spec.given, "contained": wanted, "is_recorded": is_recorded}
     return SessionSpec(**again)
 
 

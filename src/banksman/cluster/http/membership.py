@@ -45,7 +45,7 @@ async def of(context: Context, *, is_front: bool) -> AsyncGenerator[None]:
         labels=(*settings.labels, *([FRONT] if is_front else ())),
         # The agents that are installed here. One that is installed later is announced after a
         # restart.
-        agents=tuple(agent.name for agent in known_agents.find_agents() if agent.path is not None),
+        agents=tuple(known_agents.startable()),
         room=settings.room or 0,
     )
     # Announce the name before the first heartbeat, which would otherwise use that of the machine.
