@@ -54,7 +54,7 @@ def test_users_of_a_proxy_are_separate_callers_with_the_role_of_its_token(served
 def test_request_of_a_proxy_without_its_user_is_refused(served: Served, sso: str) -> None:
     refused = tokens.request(served, sso, "GET", "/v1/caller")
     assert (refused.status, refused.json["detail"]) == (401, "the proxy does not name its user")
-    for odd in ("", "a b", "x" * 65, "-", "{http.request.header.X-Auth-Request-Email}", "${user}"):
+    for odd in ("", "a b", "x" * 65, "-", "{http.request.header.X-Auth-Request-Email}", "${user}", "(null)"):
         assert as_user(served, sso, odd, "GET", "/v1/caller").status == 401, odd
 
 

@@ -23,9 +23,10 @@ from banksman.server.access.roles import Caller
 from banksman.server.problems import Problem
 
 HEADER = "X-Forwarded-User"
-# Names of other systems: an address of mail, for example. Not with braces: where a proxy has no
-# user, some send the name of their variable. Not "-": it stands for no name.
-_USER = re.compile(r"(?!-\Z)[\x21-\x7a\x7c\x7e]{1,64}")
+# Names of other systems: an address of mail, for example. Not with braces or parentheses: where a
+# proxy has no user, some send the name of their variable, and Apache sends "(null)". Not "-": it
+# stands for no name.
+_USER = re.compile(r"(?!-\Z)[\x21-\x27\x2a-\x7a\x7c\x7e]{1,64}")
 
 
 class TrustedProxies:
