@@ -63,6 +63,9 @@ def test_user_of_a_proxy_gets_no_login_link(served: Served) -> None:
     sso = tokens.create(served, "sso", Role.ADMIN)
     answer = tokens.request(served, sso, "POST", "/v1/login/code", headers={HEADER: "ann"})
     assert (answer.status, answer.json["title"]) == (409, "NoPage")
+    # The name of the token is no user either.
+    answer = tokens.request(served, sso, "POST", "/v1/login/code", headers={HEADER: "sso"})
+    assert (answer.status, answer.json["title"]) == (401, "NotLetIn")
 
 
 def test_login_link_of_the_user_of_the_server_has_all_rights(served: Served) -> None:

@@ -97,6 +97,8 @@ def test_proxy_is_its_token_at_its_address() -> None:
     assert name(Caller(None, Role.ADMIN), "10.0.0.1", "ann") is None
     with pytest.raises(Problem, match="does not name its user"):
         name(SSO, "10.0.0.1", "ann", "bob")
+    with pytest.raises(Problem, match="names its own token"):
+        name(SSO, "10.0.0.1", "sso")
 
 
 @pytest.mark.parametrize(

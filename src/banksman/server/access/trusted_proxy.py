@@ -39,7 +39,7 @@ class TrustedProxies:
     def caller(self, caller: Caller, address: str, headers: Headers) -> Caller:
         """Return the user that the proxy names, or `caller` if the request is from no proxy.
 
-        Raises a Problem if the proxy names no user, or several.
+        Raises a Problem if the proxy names no user, or several, or its own token.
         """
         if not self._proxies or (caller.name, _plain(address)) not in self._proxies:
             return caller
@@ -47,6 +47,10 @@ class TrustedProxies:
         if len(users) != 1 or _USER.fullmatch(users[0]) is None:
             hint = f"let the proxy log the user in, and set {HEADER} to a name without blanks"
             raise Problem(401, "NotLetIn", "the proxy does not name its user", hint=hint)
+        # Such a user would pass for the holder of the token, who may make login links for it.
+        if users[0] == caller.name:
+            hint = "give the token of the proxy a name that no user has"
+            raise Problem(401, "NotLetIn", "the proxy names its own token as a user", hint=hint)
         return replace(caller, name=users[0])
 
 
