@@ -12,6 +12,9 @@ from tests.server.kit import Answer, Served, shared
 from banksman.server.access.roles import Role
 from banksman.server.access.trusted_proxy import HEADER
 
+# 9999-01-01, as `expires` of `LoggedIn` says in /openapi.json.
+NO_END = 253370764800
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -56,6 +59,19 @@ def test_login_link_of_a_named_administrator_ends_with_its_token(served: Served)
         assert [message for message in stream.messages() if message.id] == []
     assert tokens.request(served, page, "GET", "/v1/caller").status == 401
     assert login(served, unused).status == 401
+
+
+def test_login_of_a_named_token_without_an_end_never_expires(served: Served) -> None:
+    token = tokens.create(served, "eve", Role.ADMIN)
+    for given in ({"token": token}, {"code": made_by(served, token)}):
+        assert served.request("POST", "/v1/login", given, token=False).json["expires"] == NO_END
+
+
+def test_logout_leaves_a_named_token_valid(served: Served) -> None:
+    token = tokens.create(served, "kit", Role.ADMIN)
+    page = login(served, made_by(served, token)).json["token"]
+    assert tokens.request(served, page, "POST", "/v1/logout").status == 204
+    assert caller(served, token)["name"] == "kit"
 
 
 def test_user_of_a_proxy_gets_no_login_link(served: Served) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 from starlette.responses import Response
 
@@ -14,11 +13,15 @@ from banksman.server.access.roles import Action
 from banksman.server.api.messages import admin_messages as messages
 from banksman.server.api.route import HttpAnswer, Route, RouteCall
 from banksman.server.context import Context
-from banksman.server.http.auth import CODE_SECONDS_MAX, PAGE_TOKEN_SECONDS_MAX, bearer
+from banksman.server.http.auth import CODE_SECONDS_MAX, bearer
 from banksman.server.ops import readiness, server_hand_over, stack_dump
 from banksman.server.ops.readiness import Unready
 from banksman.server.problems import Problem
 from banksman.sessions import known_agents
+
+# `expires` of a login by a named token without an end: 9999-01-01 UTC. The member is an integer for
+# all clients, and every common date library can show this one in any time zone.
+NO_END = 253370764800
 
 
 async def ready(call: RouteCall) -> HttpAnswer:
@@ -177,7 +180,7 @@ async def login(call: RouteCall) -> HttpAnswer:
             raise Problem(401, "NotLetIn", message, hint=hint)
         token = found.named
     if token is not None and (caller := authentication.caller_of(token)) is not None:
-        expires = int(caller.expires or time.time() + PAGE_TOKEN_SECONDS_MAX)
+        expires = NO_END if caller.expires is None else int(caller.expires)
         return HttpAnswer(messages.LoggedIn(token, expires))
     if token is not None and not authentication.knows(token):
         raise Problem(
@@ -192,7 +195,7 @@ async def login(call: RouteCall) -> HttpAnswer:
 async def logout(call: RouteCall) -> Response:
     """Revoke the page token of this request, and end its streams.
 
-    The server's token stays valid.
+    The server's token and named tokens stay valid.
     """
     pages = call.context.authentication.pages
     given = bearer(call.request.headers)

@@ -119,8 +119,9 @@ class LoggedIn(Struct):
     """A token for the page of one browser.
 
     Attributes:
-        token: Page token for the header `Authorization: Bearer`.
-        expires: When the token expires, in seconds since 1970.
+        token: Page token for the header `Authorization: Bearer`, or the named token of the login.
+        expires: When the token expires, in seconds since 1970. 253370764800, in the year 9999: it
+            is a named token without an end.
     """
 
     token: str
