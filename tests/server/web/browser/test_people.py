@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from tests.server.access import tokens
 from tests.server.kit import Served
 from tests.server.web.browser.chromium import Chromium
@@ -128,6 +128,44 @@ def test_next_person_at_a_browser_logs_in_and_sees_nothing_of_the_one_before(
     expect(tab.sessions).to_have_count(0)
     expect(tab.page.get_by_text("of-ida")).to_have_count(0)
     assert "ida" not in tab.page.evaluate("JSON.stringify({ ...sessionStorage })")
+
+
+@pytest.mark.thorough
+def test_unanswered_ask_is_not_sent_with_the_token_of_the_next_person(chromium: Chromium, served: Served) -> None:
+    session = tokens.opened_by(served, "lea", "of-lea")
+    served.request("PUT", f"/v1/sessions/{session}/shared", {"shared": ["max"]})
+    tab = login(chromium, served, "lea", Role.ASKER, session)
+    token = tokens.create(served, "max", Role.ASKER)
+    senders: list[str] = []
+
+    def lose(route: Route) -> None:
+        senders.append(route.request.headers["authorization"])
+        route.abort()
+
+    chromium.expect(r"ERR_FAILED|ERR_INCOMPLETE_CHUNKED_ENCODING")
+    chromium.expect(r"the server responded with a status of 401")
+    tab.page.route("**/turns", lose)
+    tab.send("words of lea")
+    expect(tab.items("prompt")).to_contain_text("words of lea")
+    asked: list[Route] = []
+
+    def hold(route: Route) -> None:
+        asked.append(route)
+
+    tab.page.route("**/v1/caller", hold)
+    tokens.revoke(served, "lea")
+    field = tab.page.get_by_label("The server's token")
+    field.fill(token)
+    field.press("Enter")
+    # The page is there before it knows its caller.
+    expect(tab.message).to_be_visible()
+    tab.page.unroute("**/v1/caller")
+    for route in asked:
+        route.continue_()
+    expect(tab.page.get_by_text("Logged in as max, asker")).to_be_visible()
+    expect(tab.message).to_be_visible()
+    expect(tab.items("prompt")).to_have_count(0)
+    assert len(set(senders)) == 1, "only lea"
 
 
 def test_person_logs_out_in_all_tabs_of_the_browser(chromium: Chromium, served: Served) -> None:

@@ -1,6 +1,7 @@
 import test from "node:test";
 import assert from "node:assert/strict";
 import { CallerOfPage, callerText, mayDo, mayInterrupt, mayPreempt, maySteer } from "../../../../src/banksman/server/web/model/caller.js";
+import { signal } from "../../../../src/banksman/server/web/model/signal.js";
 
 const asker = { name: "ann", role: "asker", actions: ["list", "read", "ask", "interrupt"] };
 const admin = { name: null, role: "admin", actions: ["list", "ask", "answer", "interrupt"] };
@@ -31,7 +32,7 @@ test("the caller is read at each start of a stream, and a failed read changes no
       if (found === null) throw new Error("lost");
       return found;
     },
-    feed: { onBegin: (fn) => ((begin = fn), () => {}) },
+    feed: { onBegin: (fn) => ((begin = fn), () => {}), connection: signal({ state: "live" }) },
   });
   page.start();
   const seen = [];
@@ -83,6 +84,52 @@ test("another person gets nothing that the one before has left in this tab", asy
   // The page that was loaded again stays.
   assert.equal(await reloads(() => kept, { ...asker, name: "ben" }), 0);
   assert.equal(await reloads(() => kept, admin), 1);
+});
+
+test("the caller of the next request is read again when it may have changed", async () => {
+  const ben = { ...asker, name: "ben" };
+  const settled = () => new Promise((done) => setImmediate(done));
+  const connection = signal({ state: "live" });
+  const reads = [];
+  let token = "of ann";
+  let begin;
+  const page = new CallerOfPage({
+    get: () => new Promise((answer) => reads.push(answer)),
+    feed: { onBegin: (fn) => (begin = fn), connection },
+    reload: () => {},
+    token: () => token,
+  });
+  const current = async (...answers) => {
+    const name = page.current();
+    for (const answer of answers) {
+      reads.shift()(answer);
+      await settled();
+    }
+    return name;
+  };
+  page.start();
+  assert.equal(page.isCurrent, false);
+  assert.equal(await current(asker), "ann");
+  assert.equal(page.isCurrent, true);
+  assert.equal(await current(), "ann", "no read");
+  token = "of ben";
+  assert.equal(page.isCurrent, false);
+  assert.equal(await current(ben), "ben");
+  for (const state of ["waiting", "live"]) {
+    connection.value = { state };
+    await settled();
+  }
+  assert.equal(page.isCurrent, false);
+  // A stream starts while the answer is on its way. The start has its own read.
+  const name = page.current();
+  begin();
+  const [before, atBegin] = reads.splice(0);
+  before(asker);
+  await settled();
+  assert.equal(page.isCurrent, false);
+  atBegin(ben);
+  reads.shift()(ben);
+  assert.equal(await name, "ben");
 });
 
 test("without a storage another person gets a new page, too", async () => {

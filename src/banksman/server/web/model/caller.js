@@ -7,6 +7,7 @@
 // @ts-check
 import { get as getOne } from "../net/api.js";
 import { feed as theFeed } from "../net/feed.js";
+import { currentToken } from "../net/page_token.js";
 import { derived, effect, signal } from "./signal.js";
 
 /** Roles that are limited neither to own sessions nor to own asks. */
@@ -20,33 +21,88 @@ const OURS = "banksman.";
 
 export class CallerOfPage {
   /**
-   * @param {{get?: typeof getOne, feed?: typeof theFeed, storage?: () => Storage, reload?: () => void}} [given]
-   *   replaced by tests
+   * @param {{get?: typeof getOne, feed?: typeof theFeed, storage?: () => Storage, reload?: () => void,
+   *   token?: typeof currentToken}} [given] replaced by tests
    */
-  constructor({ get = getOne, feed = theFeed, storage = () => sessionStorage, reload = () => location.reload() } = {}) {
+  constructor({
+    get = getOne,
+    feed = theFeed,
+    storage = () => sessionStorage,
+    reload = () => location.reload(),
+    token = currentToken,
+  } = {}) {
     /** null: not known yet. @type {{value: Me|null, subscribe: any}} */
     this.me = signal(null);
     this._get = get;
     this._feed = feed;
     this._storage = storage;
     this._reload = reload;
-    /** @type {(() => void)|null} */
-    this._off = null;
+    this._token = token;
+    /**
+     * The answer of the last read; null: the caller may be another one.
+     * @type {{name: string|null, token: string|null}|null}
+     */
+    this._seen = null;
+    /** Replaced when the caller may have changed, so that the answer to an earlier read is ignored. */
+    this._era = {};
+    this._isStarted = false;
   }
 
   start() {
-    this._off ??= this._feed.onBegin(() => void this.refresh());
+    if (this._isStarted) return;
+    this._isStarted = true;
+    this._feed.onBegin(() => {
+      this.#doubt();
+      void this.refresh();
+    });
+    // Without a token, a proxy may name another user after any loss of the connection.
+    this._feed.connection.subscribe(({ state }) => state !== "live" && this.#doubt());
   }
 
   /** A failed read is ignored: the next start of a stream brings the answer. */
   async refresh() {
     try {
-      const found = await this._get("v1/caller");
-      if (this.#isAnother(found.name)) this._reload();
-      else if (JSON.stringify(found) !== JSON.stringify(this.me.value)) this.me.value = found;
+      await this.#read();
     } catch {
       // The view of the connection says what is wrong.
     }
+  }
+
+  /** The token that the next request carries. */
+  get token() {
+    return this._token();
+  }
+
+  /**
+   * Whether the next request is certainly one of the caller that was read last: since that read no
+   * stream has started or ended, and the browser has the same token.
+   */
+  get isCurrent() {
+    return this._seen !== null && this._seen.token === this.token;
+  }
+
+  /**
+   * Return the name of the caller of the next request. Reads it again if it may have changed.
+   * Throws the problem of the read.
+   * @returns {Promise<string|null>}
+   */
+  async current() {
+    while (!this._seen || !this.isCurrent) await this.#read();
+    return this._seen.name;
+  }
+
+  #doubt() {
+    this._seen = null;
+    this._era = {};
+  }
+
+  async #read() {
+    const { token, _era: era } = this;
+    const found = await this._get("v1/caller");
+    if (token !== this.token || era !== this._era) return;
+    this._seen = { name: found.name, token };
+    if (this.#isAnother(found.name)) this._reload();
+    else if (JSON.stringify(found) !== JSON.stringify(this.me.value)) this.me.value = found;
   }
 
   /**

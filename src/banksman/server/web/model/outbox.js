@@ -9,7 +9,8 @@
 
 /**
  * @typedef {{key: string, text: string, images: any[], prompt: string|object[]|null, priority: string,
- *   onBusy: string}} Ask `prompt` null: the storage had no room for its pictures; it cannot be sent again
+ *   onBusy: string, by?: string|null}} Ask `prompt` null: the storage had no room for its pictures; it
+ *   cannot be sent again. `by`: the name of its caller; undefined: not known, or written by an older page
  */
 
 const PREFIX = "banksman.sent.";
@@ -54,6 +55,20 @@ export class Outbox {
     const rest = asks.filter((ask) => ask.key !== key);
     if (rest.length === asks.length) return;
     this.bySession.set(session, rest);
+    this.#write(session);
+  }
+
+  /**
+   * Record the caller of an ask that was written before the caller was known.
+   * @param {string} session
+   * @param {string} key
+   * @param {string|null} by
+   */
+  sign(session, key, by) {
+    this.bySession.set(
+      session,
+      this.of(session).map((ask) => (ask.key === key ? { ...ask, by } : ask)),
+    );
     this.#write(session);
   }
 

@@ -14,11 +14,12 @@ const at = (session) => `v1/sessions/${encodeURIComponent(session)}`;
  * @param {string} session
  * @param {{prompt: string | object[], priority?: string | number, onBusy?: string, onPreempt?: string,
  *   key?: string}} given `key`: the key of an earlier attempt
+ * @param {() => void} [check] runs right before each attempt and throws to prevent it
  * @returns {Promise<{turn: string, state: string}>}
  */
-export function ask(session, { prompt, priority, onBusy, onPreempt, key = randomId() }) {
+export function ask(session, { prompt, priority, onBusy, onPreempt, key = randomId() }, check) {
   const body = { prompt, priority, on_busy: onBusy, on_preempt: onPreempt };
-  return post(`${at(session)}/turns`, body, { key });
+  return post(`${at(session)}/turns`, body, { key, check });
 }
 
 /**

@@ -93,10 +93,15 @@ export class Api {
   /**
    * @param {string} path
    * @param {any} [body]
-   * @param {{key?: string, isHarmlessTwice?: boolean}} [more] `isHarmlessTwice`: a retry needs no key
+   * @param {{key?: string, isHarmlessTwice?: boolean, check?: () => void}} [more]
+   *   `isHarmlessTwice`: a retry needs no key. `check` runs right before each attempt and throws to
+   *   prevent it; nothing can change between it and the request.
    */
-  async post(path, body = {}, { key, isHarmlessTwice = false } = {}) {
-    const send = () => this._once("POST", path, { body, key, milliseconds: WRITE_MILLISECONDS_MAX });
+  async post(path, body = {}, { key, isHarmlessTwice = false, check } = {}) {
+    const send = () => {
+      check?.();
+      return this._once("POST", path, { body, key, milliseconds: WRITE_MILLISECONDS_MAX });
+    };
     return key || isHarmlessTwice ? this._untilAnswered(send) : send();
   }
 

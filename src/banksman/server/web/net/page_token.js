@@ -48,6 +48,11 @@ export function forgetToken() {
   }
 }
 
+/** @returns {string | null} the token that the next request carries */
+export function currentToken() {
+  return read();
+}
+
 /** Without a token, a proxy in front of the server may name the user. */
 export function hasToken() {
   return read() !== null;

@@ -56,7 +56,10 @@ class Composer {
       lost: (ask) => {
         this.#fail({
           detail: "The page was reloaded while this was being sent, and the log does not have it.",
-          hint: "its pictures were too large to be kept: add them again",
+          hint:
+            ask.prompt === null
+              ? "its pictures were too large to be kept: add them again"
+              : "the page does not know who sent it: send it again if it is yours",
         });
         this.#giveBack([ask]);
       },

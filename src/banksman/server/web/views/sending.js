@@ -4,6 +4,10 @@
 // The result of a request without a response is unknown. So the ask is sent again with the same key
 // until a response arrives, also after a reload and after a visit to another session. It is shown
 // as on its way all that time. Only a refused or withdrawn ask returns to the composer.
+//
+// The browser may log in as another person meanwhile. So each ask has the name of its caller, and
+// it is sent only while the server knows the page by that name. The ask of another caller is
+// dropped. An ask without a name, of an older page, is only looked up in the log.
 // @ts-check
 
 import { outbox } from "../model/outbox.js";
@@ -13,6 +17,9 @@ import { randomId } from "../net/api.js";
  * The longest pause between attempts while the server is away. A live connection ends the pause.
  */
 const WAIT_MILLISECONDS_MAX = 5000;
+
+/** The caller of the page may have changed: read it again before the next attempt. */
+class Doubtful extends Error {}
 
 export class Sending {
   /**
@@ -28,6 +35,8 @@ export class Sending {
     this.wake = () => {};
     /** @type {Promise<void>} */
     this.last = Promise.resolve();
+    /** Keys of the asks that this view sends. @type {Set<string>} */
+    this.keys = new Set();
     for (const ask of outbox.of(context.id)) this.#show(ask);
     this.offs = [
       context.own.events.subscribe((/** @type {any[]} */ events) => outbox.settle(context.id, events)),
@@ -44,11 +53,12 @@ export class Sending {
 
   /** @param {{prompt: string|object[], text: string, images: any[], priority: string, onBusy: string}} asked */
   add(asked) {
-    const ask = { key: randomId(), ...asked };
+    const { caller } = this.context;
+    const ask = { key: randomId(), ...asked, by: caller.me.value?.name };
     const isKept = outbox.add(this.context.id, ask);
     if (!isKept && ask.images.length)
       this.context.say("This tab has no room to store the pictures: do not reload it before they are sent.", "info");
-    this.#show(ask);
+    this.#show(ask, { token: caller.token });
   }
 
   /** Stop sending all asks. An ask that has already arrived stays accepted. */
@@ -59,20 +69,40 @@ export class Sending {
     return asks;
   }
 
-  /** @param {import("../model/outbox.js").Ask} ask */
-  #show(ask) {
+  /**
+   * @param {import("../model/outbox.js").Ask} ask
+   * @param {{token: string|null}|null} [login] the login under which a new ask was written
+   */
+  #show(ask, login = null) {
     const { prompt, text, images, priority } = ask;
     this.context.pending.add({ ask: ask.key, prompt: prompt ?? text, text, images, priority });
-    if (prompt !== null) this.last = this.last.then(() => this.#send(ask));
+    if (prompt === null || (ask.by === undefined && !login)) return;
+    this.keys.add(ask.key);
+    this.last = this.last.then(() => this.#send(ask, login));
   }
 
-  /** @param {import("../model/outbox.js").Ask} ask */
-  async #send(ask) {
+  /**
+   * @param {import("../model/outbox.js").Ask} ask
+   * @param {{token: string|null}|null} login
+   */
+  async #send(ask, login) {
     const { context } = this;
+    const { caller } = context;
     const isWanted = () => !this.isOver && outbox.of(context.id).some(({ key }) => key === ask.key);
+    let { by } = ask;
     while (isWanted()) {
       try {
-        await context.actions.ask(context.id, /** @type {any} */ (ask));
+        const name = await caller.current();
+        if (!isWanted()) return;
+        // The page did not know its caller when the ask was written. With the same token it is this one.
+        if (by === undefined && login?.token === caller.token) outbox.sign(context.id, ask.key, (by = name));
+        if (by !== name) {
+          this.#forget(ask);
+          return;
+        }
+        await context.actions.ask(context.id, /** @type {any} */ (ask), () => {
+          if (!caller.isCurrent) throw new Doubtful();
+        });
         outbox.remove(context.id, ask.key);
         if (!this.isOver) this.given.answered();
         return;
@@ -80,6 +110,7 @@ export class Sending {
         // The view is closed, or the ask was withdrawn. The next visit to this session sends it
         // again and reports the result.
         if (!isWanted()) return;
+        if (error instanceof Doubtful) continue;
         if (!isUnknown(error)) {
           this.#forget(ask);
           this.given.refused(ask, error);
@@ -107,7 +138,7 @@ export class Sending {
     if (!this.context.own.isComplete.value) return;
     outbox.settle(this.context.id, this.context.own.events.value);
     for (const ask of outbox.of(this.context.id)) {
-      if (ask.prompt !== null) continue;
+      if (this.keys.has(ask.key)) continue;
       this.#forget(ask);
       this.given.lost(ask);
     }
