@@ -15,13 +15,16 @@ import { mountApp } from "./views/app.js";
 addEventListener("hashchange", async (event) => {
   if (!keyIn(location.hash)) return;
   event.stopImmediatePropagation();
-  if (await login(event.oldURL)) feed.nudge();
+  if (await login(event.oldURL)) loggedIn();
 });
 
-onTokenElsewhere(
-  () => feed.nudge(),
-  () => location.reload(),
-);
+onTokenElsewhere(loggedIn, () => location.reload());
+
+/** A stream of the caller before may be open still: then it does not start again. */
+function loggedIn() {
+  feed.nudge();
+  void caller.refresh();
+}
 
 // Login starts before the views, so that the views never see a URL with a code in it.
 const letIn = login();

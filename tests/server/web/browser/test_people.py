@@ -183,6 +183,22 @@ def test_person_logs_out_in_all_tabs_of_the_browser(chromium: Chromium, served: 
         assert "banksman-token" not in each.page.evaluate("Object.keys(localStorage).join()")
 
 
+@pytest.mark.thorough
+def test_login_in_one_tab_replaces_the_person_in_a_live_tab(chromium: Chromium, served: Served) -> None:
+    tab = login(chromium, served, "ned", Role.ASKER, tokens.opened_by(served, "ned", "of-ned"))
+    token = tokens.create(served, "ola", Role.VIEWER)
+    other = Tab(tab.page.context, served.url)
+    other.page.goto(served.url)
+    expect(other.page.get_by_text("Logged in as ned, asker")).to_be_visible()
+    # The session of ned is not ola's.
+    chromium.expect(r"the server responded with a status of 404")
+    other.page.evaluate(
+        "token => localStorage.setItem(Object.keys(localStorage).find((k) => /token/.test(k)), token)", token
+    )
+    expect(tab.page.get_by_text("Logged in as ola, viewer")).to_be_visible()
+    expect(tab.page.get_by_text("of-ned")).to_have_count(0)
+
+
 def test_person_without_a_login_opens_the_address_of_a_session(chromium: Chromium, served: Served) -> None:
     session = tokens.opened_by(served, "kai", "of-kai")
     token = tokens.create(served, "kai", Role.ASKER)
