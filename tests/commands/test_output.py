@@ -186,6 +186,7 @@ async def test_spill_file_is_removed_with_result(marker: str, spill_folder: Path
     assert os.listdir(spill_folder) == []
 
 
+@pytest.mark.thorough
 async def test_spill_file_lives_as_long_as_any_part_of_result(marker: str, spill_folder: Path) -> None:
     done = await banksman.execute(child(WRITES, marker, 1000, 1), output_bytes_max=10)
     output = done.stdout

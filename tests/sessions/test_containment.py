@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.sessions.helpers import QUICK
+from tests.thorough import one_in
 
 from banksman import Event, Host, Kind, Session, UsageError, execute
 from banksman.core.session import event as kinds
@@ -137,7 +138,7 @@ def assert_secrets(pids: Sequence[int], wanted: set[str], *, at_least: int) -> N
 
 
 # -- the environment -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("agent", known_agents.packaged())
+@pytest.mark.parametrize("agent", one_in(4, known_agents.packaged()))
 async def test_secret_is_in_no_process_unless_the_profile_names_it(
     scene: Scene, secrets: list[str], agent: str
 ) -> None:

@@ -20,7 +20,7 @@ import pytest
 from tests.process import other_user
 from tests.process.helpers import NOBODY, alive, wait_until
 from tests.sessions.helpers import QUICK
-from tests.thorough import thorough
+from tests.thorough import one_in, thorough
 
 from banksman import Host, Kind
 from banksman.process import cgroups
@@ -53,7 +53,9 @@ IN_A_GROUP = ["cgroup", "bwrap in a cgroup"]
 AS_NOBODY = ["nobody", *(f"{name} of nobody" for name in SANDBOXES)]
 
 
-@pytest.fixture(params=[*PREFIXES, *IN_A_GROUP, *(pytest.param(name, marks=thorough) for name in AS_NOBODY)])
+@pytest.fixture(
+    params=[*one_in(2, PREFIXES), *(pytest.param(name, marks=thorough) for name in (*IN_A_GROUP, *AS_NOBODY))]
+)
 def how(request: pytest.FixtureRequest, tmp_path: Path, marker: str) -> Generator[dict[str, Any]]:
     """How the agent is opened."""
     name: str = request.param

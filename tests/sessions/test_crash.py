@@ -145,6 +145,7 @@ async def test_turn_survives_a_crash_after_a_planned_restart(state: Path, marker
         assert len(bodies(await it.end(), kinds.PROCESS_ADOPTED)) == 3
 
 
+@pytest.mark.thorough
 async def test_agent_keeps_its_control_group_through_a_restart_and_a_crash(state: Path, marker: str) -> None:
     why = cgroups.why_not(())
     if why is not None:
@@ -314,6 +315,7 @@ async def test_turn_is_unknown_when_the_secret_in_the_record_is_wrong(state: Pat
         await lost(it, falsify)
 
 
+@pytest.mark.thorough
 async def test_turn_is_unknown_when_the_record_is_of_another_moment(state: Path, marker: str) -> None:
     async with opened(state / "it", marker, survival=SURVIVAL) as it:
 
@@ -355,6 +357,7 @@ async def test_process_ends_with_its_host_when_its_record_cannot_be_written(
         await served_after_loss(it, turns, adopted)
 
 
+@pytest.mark.thorough
 async def test_host_that_is_frozen_keeps_its_session(state: Path, marker: str) -> None:
     async with opened(state / "it", marker, survival=SURVIVAL) as it:
         turn = await it.ask(STREAM)

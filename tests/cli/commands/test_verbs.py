@@ -194,6 +194,7 @@ def test_cli_ask_ctrl_c_twice_leaves_at_once(served: Served) -> None:
         assert (asking.returncode, told) == (130, "")
 
 
+@pytest.mark.thorough
 def test_cli_edit_changes_the_waiting_prompt(served: Served) -> None:
     session = served.open(name="edits")
     run(served, "ask", "edits", "@@hang", "--no-wait")
@@ -204,6 +205,7 @@ def test_cli_edit_changes_the_waiting_prompt(served: Served) -> None:
     assert run(served, "edit", session, waiting, "late").returncode == 4
 
 
+@pytest.mark.thorough
 def test_cli_hold_reserves_the_session_until_its_release(served: Served) -> None:
     session = served.open(name="holds")
     hold = run(served, "hold", "holds", "--caller", "ann").stdout.strip()
@@ -239,6 +241,7 @@ def test_cli_hold_waits_and_ctrl_c_withdraws_it(served: Served) -> None:
     assert [each["hold"] for each in served.get(f"/v1/sessions/{session}")["holds"]] == [granted.strip()]
 
 
+@pytest.mark.thorough
 def test_cli_export_and_bundle_write_new_private_files(served: Served, tmp_path: Path) -> None:
     session = served.open(name="files")
     run(served, "ask", "files", "hello")
@@ -557,6 +560,7 @@ def test_usage_does_not_create_the_store_that_it_names(served: Served, tmp_path:
     assert not path.parent.exists()
 
 
+@pytest.mark.thorough
 def test_cli_contains_the_agent_of_an_embedded_host_and_why_shows_it(served: Served, tmp_path: Path) -> None:
     """An embedded host runs as its caller, who may choose everything. A server refuses it by default."""
     wrap = ("--wrap", "env WRAPPED='{session} in {cwd}'", "--limit", "nofile=100", "--scrub", "secrets,PLAIN")

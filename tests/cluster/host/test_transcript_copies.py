@@ -151,6 +151,7 @@ async def test_takeover_reports_turns_missing_from_the_transcript_copy(
         assert unknown == [second["turn"]]
 
 
+@pytest.mark.thorough
 async def test_returning_host_resumes_with_what_was_said_elsewhere(
     nats_one: Servers, prefix: str, tmp_path: Path, homes: tuple[Path, Path]
 ) -> None:

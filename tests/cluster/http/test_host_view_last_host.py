@@ -110,6 +110,7 @@ def test_queue_left_by_the_last_host_is_listed_and_served_by_the_next(many: Flee
     assert front.outcome(session, waiting)["text"] == "waits"
 
 
+@pytest.mark.thorough
 def test_reading_program_is_not_listed_as_a_host(many: Fleet) -> None:
     front = many.front()
 

@@ -421,6 +421,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 @given(value=_values, given_schema=_schemas)
+@pytest.mark.thorough
 def test_fault_is_printable_for_every_value(value: Any, given_schema: Any) -> None:
     check(given_schema)
     found = fault(value, given_schema)

@@ -299,6 +299,7 @@ def test_stream_of_commands_has_each_end_once_and_resumes_exactly(tmp_path: Path
         assert served.request("GET", f"/v1/commands/events?after={name}.99").status == 410
 
 
+@pytest.mark.thorough
 async def test_registry_numbers_ends_across_those_that_it_forgets() -> None:
     async with Host("memory:") as host:
         registry = host.command_registry

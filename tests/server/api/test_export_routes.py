@@ -101,6 +101,7 @@ def test_export_needs_the_right_to_read_and_bundle_an_operator(served: Served) -
     assert served.request("GET", "/v1/sessions/none/export").status == 404
 
 
+@pytest.mark.thorough
 def test_export_ends_when_its_token_is_revoked(served: Served) -> None:
     session = served.open(name="long-1")
     # More than the buffers of both sockets hold, so that the export is still open.

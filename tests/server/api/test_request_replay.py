@@ -97,6 +97,7 @@ def test_idempotency_key_of_failed_request_may_be_retried(served: Served, tmp_pa
     assert len(ids(served, "commands") - commands) == 1
 
 
+@pytest.mark.thorough
 def test_idempotency_key_survives_a_server_kill(tmp_path: Path) -> None:
     served = Served(tmp_path / "server")
     body = {"command": fake_agent.command(memory=tmp_path / "memory")}

@@ -47,6 +47,7 @@ def test_ask_without_a_valid_traceparent_has_no_trace(served: Served, tmp_path: 
     assert (tmp_path / "seen").read_text() == "none"
 
 
+@pytest.mark.thorough
 def test_trace_of_a_waiting_ask_survives_the_death_of_the_server(fresh: Served, tmp_path: Path) -> None:
     session = open_traced(fresh, tmp_path / "seen")
     hanging = fresh.ask(session, "@@hang")

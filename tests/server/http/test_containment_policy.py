@@ -70,6 +70,7 @@ def test_caller_may_choose_nothing_unless_the_settings_say_so(tmp_path: Path) ->
         assert "Traceback" not in served.log.read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_caller_may_choose_survival_if_the_settings_say_so(tmp_path: Path) -> None:
     with Served(tmp_path / "refusing") as served:
         answer = opened(served, survive="crash")
@@ -317,6 +318,7 @@ async def test_session_without_the_containment_of_the_settings_is_not_reopened(
     assert not mark.exists()
 
 
+@pytest.mark.thorough
 async def test_choices_of_callers_end_when_they_are_withdrawn(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'store.db'}"
     mark = tmp_path / "mark"

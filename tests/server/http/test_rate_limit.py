@@ -135,6 +135,7 @@ def test_server_limits_each_token_and_neither_health_nor_its_user(tmp_path: Path
             assert (done.returncode, session in done.stdout) == (0, True)
 
 
+@pytest.mark.thorough
 def test_verb_waits_for_the_limit_of_its_token(tmp_path: Path) -> None:
     with Served(tmp_path / "server", requests_per_second=1.0, requests_burst=1) as served:
         env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "BANKSMAN_URL": served.url, "BANKSMAN_TOKEN": TOKEN}

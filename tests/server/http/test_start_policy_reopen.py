@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.server.http.test_containment_policy import environment, opened
 from tests.server.kit import Served
+from tests.thorough import one_in
 
 from banksman.server.http.start_policy import StartPolicy
 from banksman.server.problems import Problem
@@ -25,7 +26,7 @@ def profile(folder: Path, name: str, command: list[str], contained: str) -> None
     (agents / f"{name}.toml").write_text(text)
 
 
-@pytest.mark.parametrize("own", ["", 'wrap = ["env", "WRAPPED=spare"]'])
+@pytest.mark.parametrize("own", one_in(2, ["", 'wrap = ["env", "WRAPPED=spare"]']))
 def test_fall_back_starts_with_the_containment_of_the_first_profile(tmp_path: Path, own: str) -> None:
     """It has parts that its own profile does not have, and the other way round. No caller has chosen one."""
     profile(tmp_path, "first", ["/no/such/agent"], "limits = { nofile = 200 }")
@@ -38,7 +39,7 @@ def test_fall_back_starts_with_the_containment_of_the_first_profile(tmp_path: Pa
         assert open_files(served, session) == ["200", "200"]
 
 
-@pytest.mark.parametrize("now", ["limits = { nofile = 300 }", ""])
+@pytest.mark.parametrize("now", one_in(2, ["limits = { nofile = 300 }", ""]))
 def test_session_gets_the_new_containment_of_its_profile_by_its_name(tmp_path: Path, now: str) -> None:
     """No caller has chosen the old one, and the operator has replaced it."""
     profile(tmp_path, "first", fake_agent.command(), "limits = { nofile = 200 }")
@@ -69,6 +70,7 @@ def open_files(served: Served, session: str) -> list[str]:
     return next(line.split()[3:5] for line in lines if "open files" in line)
 
 
+@pytest.mark.thorough
 def test_survival_ends_when_it_is_withdrawn(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'store.db'}"
     with Served(tmp_path / "allowing", callers_choose=["survive"], store=store) as served:

@@ -129,6 +129,7 @@ def hold_record_names(served: Served) -> list[str]:
     return [path.name for path in folder.iterdir() if path.suffix == hold_record.SUFFIX]
 
 
+@pytest.mark.thorough
 def test_command_that_exits_while_it_is_held_keeps_its_result(served: Served, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
@@ -145,6 +146,7 @@ def test_command_that_exits_while_it_is_held_keeps_its_result(served: Served, tm
     assert output(served, id) == "begin\nlate\n"
 
 
+@pytest.mark.thorough
 def test_command_is_stopped_by_the_next_server(served: Served) -> None:
     id = echo(served, grace=0.1)
     restart(served)
@@ -195,6 +197,7 @@ def test_command_is_not_taken_over_from_an_unknown_version(served: Served) -> No
     say(served, id, "still")
 
 
+@pytest.mark.thorough
 def test_drain_with_hand_over_keeps_commands_and_without_ends_them(served: Served) -> None:
     id = echo(served)
     assert served.post("/v1/drain", {"hand_over": True, "hold_seconds": 2000}) == {"draining": True}
@@ -215,6 +218,7 @@ def test_hand_over_that_is_impossible_is_refused(tmp_path: Path) -> None:
         assert "the server drains when it gets TERM" in served.log.read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_waiting_asks_are_kept_for_the_next_server(tmp_path: Path) -> None:
     with Served(tmp_path / "server") as served:
         go = tmp_path / "go"

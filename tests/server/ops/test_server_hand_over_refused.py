@@ -7,8 +7,10 @@ from pathlib import Path
 from tests.process.helpers import wait_until
 from tests.server.http.test_containment_policy import MARK, opened
 from tests.server.ops.test_server_hand_over import end, serving
+from tests.thorough import thorough
 
 
+@thorough
 def test_process_of_a_refused_session_ends_when_the_session_is_deleted(tmp_path: Path) -> None:
     """The hint of the refusal says so. Until then the process waits for a server with other settings."""
     with serving(tmp_path / "server", callers_choose=["wrap"], hold_seconds=60.0) as served:

@@ -46,6 +46,7 @@ def started(served: Served) -> float:
     return float(served.get("/v1/server")["started"])
 
 
+@pytest.mark.thorough
 def test_upgrade_continues_commands_in_the_same_process(served: Served, tmp_path: Path) -> None:
     id = echo(served)
     pid, before = served.pid, started(served)

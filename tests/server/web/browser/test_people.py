@@ -79,6 +79,7 @@ def test_one_asks_another_approves_and_a_third_only_looks(chromium: Chromium, se
         assert tokens.request(served, vera_token, method, url, body).status == 403, (method, url)
 
 
+@pytest.mark.thorough
 def test_asker_of_a_shared_session_has_no_buttons_of_its_owner(chromium: Chromium, served: Served) -> None:
     session = tokens.opened_by(served, "una", "owned")
     served.request("PUT", f"/v1/sessions/{session}/shared", {"shared": ["udo"]})
@@ -103,6 +104,7 @@ def test_asker_of_a_shared_session_cannot_stop_the_ask_of_another(chromium: Chro
     expect(kim.interrupt).to_be_disabled()
 
 
+@pytest.mark.thorough
 def test_next_person_at_a_browser_logs_in_and_sees_nothing_of_the_one_before(
     chromium: Chromium, served: Served
 ) -> None:
@@ -168,6 +170,7 @@ def test_unanswered_ask_is_not_sent_with_the_token_of_the_next_person(chromium: 
     assert len(set(senders)) == 1, "only lea"
 
 
+@pytest.mark.thorough
 def test_person_logs_out_in_all_tabs_of_the_browser(chromium: Chromium, served: Served) -> None:
     session = tokens.opened_by(served, "eve", "of-eve")
     tab = login(chromium, served, "eve", Role.ASKER, session)
@@ -199,6 +202,7 @@ def test_login_in_one_tab_replaces_the_person_in_a_live_tab(chromium: Chromium, 
     expect(tab.page.get_by_text("of-ned")).to_have_count(0)
 
 
+@pytest.mark.thorough
 def test_person_without_a_login_opens_the_address_of_a_session(chromium: Chromium, served: Served) -> None:
     session = tokens.opened_by(served, "kai", "of-kai")
     token = tokens.create(served, "kai", Role.ASKER)
@@ -214,6 +218,7 @@ def test_person_without_a_login_opens_the_address_of_a_session(chromium: Chromiu
     expect(tab.page.get_by_role("heading", name="of-kai")).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_admin_sees_its_role_and_everything(visits: Visits) -> None:
     tab = visits.tab(visits.served.open(name="mine"))
     expect(tab.page.get_by_text("Logged in as admin")).to_be_visible()
