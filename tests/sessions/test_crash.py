@@ -255,6 +255,25 @@ class Driven:
     def on_caught_up(self) -> None: ...
 
 
+async def test_frame_waits_until_the_keeper_holds_the_process(state: Path) -> None:
+    """A host that died in between would leave a turn that may have run, and no process."""
+    it: Any = Driven()
+    written: list[bytes] = []
+    it.store_identity, it.write = "store", written.append
+    journal = CrashJournal(it, 1, it, it, it, 10.0, Beginning())
+    journal.drive(it)
+    assert journal.survival.on_named is not None
+    assert journal.survival.on_answered is not None
+    listener, path = sockets.listen_in(held_folder(), socket.SOCK_SEQPACKET)
+    journal.survival.on_named(path.name)
+    journal.write(b"prompt")
+    assert written == []
+    journal.survival.on_answered()
+    assert written == [b"prompt"]
+    journal.give_up()
+    listener.close()
+
+
 async def test_moment_behind_an_oversize_frame_has_the_beginning_of_the_next_line() -> None:
     it: Any = Driven()
     frames = FrameReader(it)

@@ -347,16 +347,16 @@ class KeptProcess:
             # has heard of the later request.
             if former is not None:
                 former.retire("a later request replaced this one")
-            if isinstance(answer, str):
-                if not done.done():
-                    done.set_result(answer)
-                return
-            if self._survival is request:
+            if not isinstance(answer, str) and self._survival is request:
                 self._survival = None
             if not done.done():
-                done.set_exception(answer)
-                # The caller may have stopped waiting. Reading it here avoids asyncio's warning.
-                done.exception()
+                if isinstance(answer, str):
+                    done.set_result(answer)
+                else:
+                    done.set_exception(answer)
+                    done.exception()  # Read here, because the caller may not wait: see PipeWrite.
+            if survival.on_answered is not None:
+                survival.on_answered()
 
         former = self._survival
         request = self._survival = HandOverRequest(

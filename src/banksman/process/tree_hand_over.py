@@ -255,12 +255,13 @@ class Survival:
 
     `on_named`: called with the name of the hold before the keeper can hold the tree. So a host that
     records the name there leaves no tree that its successor cannot find. If it raises, the tree
-    ends with its host.
+    ends with its host. `on_answered`: called when the keeper holds the tree, or will not hold it.
     """
 
     hold_seconds: float
     secret: bytes
     on_named: Callable[[str], None] | None = None
+    on_answered: Callable[[], None] | None = None
 
 
 def check_hold(hold_seconds: float, secret: bytes) -> None:

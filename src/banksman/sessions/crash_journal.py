@@ -6,7 +6,8 @@
 2. After the commit: settle the output that the durable events were made from. Until then its bytes
    stay in the spool of the process (`process/spool.py`).
 3. A frame for the agent waits until everything logged before it is durable. So no agent has read
-   a frame that the log does not have.
+   a frame that the log does not have. It also waits until the keeper holds the process. So a host
+   that dies before that has written no prompt, and the next host asks it again.
 
 If the record cannot be written, the session goes on, and its process does not survive this host:
 its keeper is told so. A keeper without a record would hold the tree, and no host could claim it.
@@ -94,9 +95,13 @@ class CrashJournal:
         # Why no host can continue the process any more.
         self._lost = ""
         self._is_over = False
-        self.survival = Survival(hold_seconds, os.urandom(SECRET_BYTES), self._on_named)
+        # Whether the keeper was asked to hold the process, and has not answered.
+        self._is_asked = False
+        secret = os.urandom(SECRET_BYTES)
+        self.survival = Survival(hold_seconds, secret, self._on_named, self._on_answered)
 
     def _on_named(self, name: str) -> None:
+        self._is_asked = True
         header = Header(
             format=FORMAT,
             store=self._log_writer.store_identity,
@@ -112,6 +117,10 @@ class CrashJournal:
             self.note()
         if not self._is_recorded:
             raise MachineError("cannot survive a crash of this host: its state cannot be recorded")
+
+    def _on_answered(self) -> None:
+        self._is_asked = False
+        self._write_now()
 
     @property
     def _is_recorded(self) -> bool:
@@ -226,14 +235,16 @@ class CrashJournal:
         return ordered
 
     def write(self, data: bytes) -> None:
-        """Write a frame once everything before it is durable."""
+        """Write a frame once everything before it is durable, and the keeper holds the process."""
         self.note()
         self._writing = data
         self._waiting = (self._driver.uncounted[0].head, data)
         self._write_now()
 
     def _write_now(self) -> None:
-        if self._waiting is not None and self._waiting[0] <= self._log_writer.durable_head:
+        if self._waiting is None or self._is_asked:
+            return
+        if self._waiting[0] <= self._log_writer.durable_head:
             data, self._waiting = self._waiting[1], None
             assert self._agent is not None
             self._agent.write(data)
