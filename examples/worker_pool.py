@@ -67,16 +67,17 @@ async def run_pool(store: str) -> None:
             for _, event in page.events:
                 if event.kind == "turn.queued":
                     jobs[event.turn] = event.body["prompt"]
-                elif event.kind == "turn.started" and jobs[event.turn] in to_start:
-                    to_start.remove(jobs[event.turn])
+                job = jobs.get(event.turn)  # None: a turn that an agent has begun by itself.
+                if event.kind == "turn.started" and job in to_start:
+                    to_start.remove(job)
                     if not to_start:
                         await workers[0].signal(signal.SIGKILL)
                         await workers[0].wait()
                         print("killed a worker", flush=True)
-                elif event.kind == "turn.ended":
-                    print(f"{jobs[event.turn]}: {event.body['outcome']}", flush=True)
+                elif event.kind == "turn.ended" and job is not None:
+                    print(f"{job}: {event.body['outcome']}", flush=True)
                     if event.body["outcome"] != banksman.Outcome.UNKNOWN:
-                        left.discard(jobs[event.turn])
+                        left.discard(job)
             position = page.position
             if not page.events:
                 await host.wait_past(position)
