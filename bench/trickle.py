@@ -1,8 +1,10 @@
 """Lone events: agents that write one line now and then, streamed to clients through the disk.
 
-In each line of the table, every agent writes 100 lines a second for 5 s. An event's age is the time
-from the agent's write to the client's read. `each` is the CPU time of the server for one event that
-one client received.
+In each line of the table, every agent writes 100 lines a second for 5 s. The numbers are those of
+three seconds of the stream: from the moment when each client has a second of it. So they contain
+neither the asks of Banksman, nor the starts of the agents, which belong to the control only. An
+event's age is the time from the agent's write to the client's read. `each` is the CPU time of the
+server for one event that one client received.
 
 The control is an asyncio server that starts the same agents and passes each line on to the same
 clients (`bare_server.py`). It reads pipes and writes sockets, which no server of agents can avoid.
@@ -19,10 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from bench.measure import goal, span
-from bench.serving import Heard, Server, bare, fed, followed, served
+from bench.serving import Followers, Heard, Server, bare, fed, followed, served
 
 RATE = 100
 SECONDS = 5
+# The measured part of the stream.
+FIRST_SECOND, LAST_SECOND = 1, 4
 ASKS_AT_ONCE = 20
 # Sessions, and the clients that follow them in equal parts.
 SHAPES = ((100, 100), (10, 10), (1, 100))
@@ -48,22 +52,29 @@ class Result(NamedTuple):
 
 def ours(server: Server, sessions: Sequence[str], clients: int) -> Result:
     with followed(server, [sessions[n % len(sessions)] for n in range(clients)]) as followers:
-        cpu, began = server.cpu_seconds(), time.monotonic()
         prompt = f"ticks {SECONDS * RATE} {RATE}"
         with ThreadPoolExecutor(ASKS_AT_ONCE) as pool:
             turns = [*pool.map(lambda session: server.ask(session, prompt), sessions)]
+        result = stream(server, followers)
         for session, turn in zip(sessions, turns, strict=True):
             server.wait_done(session, turn)
-        heard = followers.until_told(server)
-        return Result(heard, server.cpu_seconds() - cpu, time.monotonic() - began)
+        return result
 
 
 def control(agents: int, clients: int, reader: str = "pipes") -> Result:
     words = (reader, str(RATE), str(SECONDS * RATE), str(clients), str(agents))
     with bare(*words) as server, fed(server, clients) as followers:
-        cpu, began = server.cpu_seconds(), time.monotonic()
-        heard = followers.until(SECONDS * RATE)
-        return Result(heard, server.cpu_seconds() - cpu, time.monotonic() - began)
+        result = stream(server, followers)
+        followers.until(SECONDS * RATE)
+        return result
+
+
+def stream(server: Server, followers: Followers) -> Result:
+    """Measure a part of the stream, in which every agent writes."""
+    followers.until(FIRST_SECOND * RATE)
+    cpu, began = server.cpu_seconds(), time.monotonic()
+    heard = followers.until(LAST_SECOND * RATE)
+    return Result(heard, server.cpu_seconds() - cpu, time.monotonic() - began)
 
 
 def show(name: str, result: Result) -> None:
